@@ -1,0 +1,1 @@
+"""Words that every part shares. Imports nothing of ours and no torch."""

@@ -1,0 +1,136 @@
+"""What a model is, in numbers. Part of every checkpoint. No torch here, so that planning can read it at once."""
+
+import itertools
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubspaceConfig:
+    """How the residual stream is confined."""
+
+    width: int | None = None
+    """Numbers per token that cross a boundary (k). None: an ordinary dense model."""
+    fixed: Literal["signs", "gaussian"] = "signs"
+    """The frozen token table: random signs (1 bit an entry) or a Gaussian table (32 bits, shipped with the model)."""
+    fixed_std: float = 0.02
+    """Standard deviation of the frozen table's entries."""
+    free_last: bool = True
+    """Blocks after the last boundary write to all of R^D. Moving the last boundary then changes the model."""
+    seed: int = 0
+    """Of the basis and the frozen tables: the same for all segments of a model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Fields that every family shares."""
+
+    has_position_table: ClassVar[bool] = False
+    """Positions are added to the stream, so a subspace model needs a frozen table of them as well."""
+
+    vocab_size: int
+    dim: int
+    n_layers: int
+    n_heads: int
+    max_seq_len: int
+    norm_eps: float = 1e-5
+    init_std: float = 0.02
+    """Standard deviation of initial weights; writers get init_std / sqrt(2 n_layers)."""
+    tied: bool = False
+    """The head is the embedding. Dense, uncut models only: a tie across a cut would send V x D gradients every step."""
+    boundaries: tuple[int, ...] = ()
+    """Cuts: (2, 4) makes the segments blocks 0-1, 2-3 and 4 to the end."""
+    subspace: SubspaceConfig = field(default_factory=SubspaceConfig)
+
+    def __post_init__(self) -> None:
+        if self.dim % self.n_heads:
+            raise ValueError(f"dim {self.dim} is not a multiple of n_heads {self.n_heads}")
+        edges = (0, *self.boundaries, self.n_layers)
+        if any(left >= right for left, right in itertools.pairwise(edges)):
+            raise ValueError(
+                f"boundaries {list(self.boundaries)} must rise strictly between 1 and {self.n_layers - 1}, "
+                f"so that each of the {len(edges) - 1} segments has at least one of the {self.n_layers} blocks"
+            )
+        if self.tied and self.boundaries:
+            raise ValueError("a tied model cannot be cut: set tied = false, or leave boundaries empty")
+        width = self.subspace.width
+        if width is None:
+            return
+        if not 1 <= width <= self.dim:
+            raise ValueError(f"subspace.width {width} must lie between 1 and dim {self.dim}")
+        if self.tied:
+            raise ValueError("a subspace model cannot be tied: the head would need the frozen table. Set tied = false")
+        if self.subspace.free_last and not self.boundaries:
+            raise ValueError(
+                "subspace.free_last frees the blocks after the last boundary, but there is no boundary: "
+                "set boundaries, or subspace.free_last = false to confine every block"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+    @property
+    def segments(self) -> tuple[range, ...]:
+        """The blocks of each segment."""
+        edges = (0, *self.boundaries, self.n_layers)
+        return tuple(range(left, right) for left, right in itertools.pairwise(edges))
+
+    @property
+    def first_free_block(self) -> int:
+        """Blocks from this one on write to all of R^D."""
+        if self.subspace.width is None:
+            return 0
+        return self.boundaries[-1] if self.subspace.free_last else self.n_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Llama 3's stretching of low rotary frequencies, with the names of its published configuration."""
+
+    factor: float = 8.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    """A Llama 2/3 decoder."""
+
+    n_kv_heads: int
+    hidden_dim: int
+    rope_theta: float = 500_000.0
+    rope_scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"rotary positions need an even head width, not dim / n_heads = {self.head_dim}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Config(ModelConfig):
+    """GPT-2: learned positions, LayerNorm, biases; the MLP is four times as wide as the model."""
+
+    has_position_table: ClassVar[bool] = True
+
+    dropout: float = 0.0
+
+    @property
+    def hidden_dim(self) -> int:
+        return 4 * self.dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How a segment runs; never what it computes."""
+
+    checkpoint_activations: bool = False
+    """Keep only what enters each block and compute it again in the backward pass: less memory, a third more time."""
+    autocast_bf16: bool = False
+    """Matrix products in bfloat16; parameters and the state that crosses boundaries keep their dtype."""
+    compile: bool = False
+    """torch.compile, a block at a time."""

@@ -1,0 +1,68 @@
+"""Gives memory and first values to a model or to one segment of it, and to nothing else.
+
+A weight depends on the seed and on its own name, which includes its layer: not on the device, the dtype, the number
+of segments, or on what else was materialised before it.
+"""
+
+from typing import Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from thinpipe.core.seeds import derive_seed
+from thinpipe.models.config import ModelConfig
+from thinpipe.models.model import Model, Segment
+from thinpipe.subspace import Writer
+from thinpipe.subspace.coordinates import copy_mark
+
+_CHUNK = 1 << 22
+"""Random numbers are drawn this many at a time, so that the largest table needs no second copy."""
+
+Part = TypeVar("Part", Model, Segment)
+
+
+@runtime_checkable
+class Fillable(Protocol):
+    """A module whose buffers follow from its settings."""
+
+    def fill(self) -> None: ...
+
+
+def materialise(
+    part: Part, *, seed: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, draw: bool = True
+) -> Part:
+    """Allocates parameters and buffers in place and returns the same object.
+
+    With `draw=False` the parameters hold whatever the memory held: for callers who load a checkpoint next.
+    """
+    replaced: dict[nn.Parameter, nn.Parameter] = {}  # a tied parameter stays one object
+    for module_name, module in part.named_modules():
+        for name, old in list(module.named_parameters(recurse=False)):
+            if old not in replaced:
+                new = nn.Parameter(torch.empty(old.shape, device=device, dtype=dtype), old.requires_grad)
+                copy_mark(old, new)
+                if draw:
+                    weight_seed = derive_seed(seed, f"{module_name}.{name}")
+                    draw_initial(new.data, module, name, part.config, torch.Generator().manual_seed(weight_seed))
+                replaced[old] = new
+            setattr(module, name, replaced[old])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            # A basis or a table is more exact than bfloat16 weights, but not less exact than float64 ones.
+            wider = buffer.is_floating_point() and dtype == torch.float64
+            setattr(module, name, torch.empty(buffer.shape, device=device, dtype=dtype if wider else buffer.dtype))
+        if isinstance(module, Fillable):
+            module.fill()
+    return part
+
+
+@torch.no_grad()
+def draw_initial(target: Tensor, owner: nn.Module, name: str, config: ModelConfig, generator: torch.Generator) -> None:
+    """Normal weights (writers smaller by sqrt(2 n_layers), as in GPT-2), zero biases, unit norms."""
+    if name == "bias":
+        target.zero_()
+    elif isinstance(owner, nn.Linear | nn.Embedding):
+        std = config.init_std / (2 * config.n_layers) ** 0.5 if isinstance(owner, Writer) else config.init_std
+        for chunk in target.view(-1).split(_CHUNK):
+            chunk.copy_(torch.empty(chunk.shape, dtype=torch.float32).normal_(std=std, generator=generator))
+    else:
+        target.fill_(1.0)

@@ -1,0 +1,130 @@
+"""A model is (first, blocks, last) and a space; a segment is what lies between two boundaries.
+
+Every segment opens its own stream from the token ids and the state it is sent, exactly as it would in a process of
+its own. `build` makes a model without memory (on the meta device); `materialise` fills as much of it as is needed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from thinpipe.core.seeds import derive_seed
+from thinpipe.models.config import Execution, GPT2Config, LlamaConfig, ModelConfig
+from thinpipe.models.gpt2 import gpt2_parts
+from thinpipe.models.llama import llama_parts
+from thinpipe.subspace import FIXED_TABLES, Basis, DenseSpace, FixedTable, FreeSpace, Subspace, rebase
+from thinpipe.subspace.space import OnGradient
+
+FAMILIES: dict[type[ModelConfig], Callable[..., tuple[nn.Module, list[nn.Module], nn.Module]]] = {
+    LlamaConfig: llama_parts,
+    GPT2Config: gpt2_parts,
+}
+
+
+class Segment(nn.Module):
+    """Consecutive blocks, with `first` before them or `last` after them at the ends of the model.
+
+    Parameter names are those of the whole model (`blocks.7.mlp.up_proj.weight`), wherever the segment lives.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        space: DenseSpace | Subspace,
+        *,
+        first: nn.Module | None,
+        blocks: dict[int, nn.Module],
+        last: nn.Module | None,
+    ) -> None:
+        super().__init__()
+        self.config, self.space, self.first, self.last = config, space, first, last
+        self.blocks = nn.ModuleDict({str(index): block for index, block in blocks.items()})
+        self.execution = Execution()
+        self.on_gradient: OnGradient | None = None
+        """Called with the D-wide gradient at the input of this segment."""
+
+    def forward(self, ids_BT: Tensor, state: Tensor | None = None) -> Tensor:
+        """Token ids and, but for the first segment, the state from the one before; state or logits come out."""
+        with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.execution.autocast_bf16):
+            if self.first is not None:
+                state = self.first(ids_BT)
+            elif state is None:
+                raise ValueError("only the first segment starts from token ids alone")
+            stream = self.space.open(ids_BT, state, self.on_gradient)
+            for block in self.blocks.values():
+                if self.execution.checkpoint_activations:
+                    stream = checkpoint(block, stream, use_reentrant=False)
+                else:
+                    stream = block(stream)
+            out: Tensor = stream.state if self.last is None else self.last(stream)
+        return out
+
+
+class Model(nn.Module):
+    """All layers of a model. `segments` share its modules: what happens to one happens to the other."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.space = _space(config)
+        free = FreeSpace(self.space) if isinstance(self.space, Subspace) else self.space
+        spaces = [self.space if index < config.first_free_block else free for index in range(config.n_layers)]
+        self.first, blocks, self.last = FAMILIES[type(config)](config, self.space, spaces)
+        self.blocks = nn.ModuleList(blocks)
+        self.segments = tuple(
+            Segment(
+                config,
+                spaces[indices.start],
+                first=self.first if indices.start == 0 else None,
+                blocks={index: self.blocks[index] for index in indices},
+                last=self.last if indices.stop == config.n_layers else None,
+            )
+            for indices in config.segments
+        )
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        state: Tensor | None = None
+        for segment in self.segments:
+            state = segment(ids_BT, state)
+        assert state is not None
+        return state
+
+    def execute(self, execution: Execution) -> None:
+        """Sets how all segments run."""
+        for segment in self.segments:
+            segment.execution = execution
+        if execution.compile:
+            for block in self.blocks:
+                block.compile()
+
+    def change_basis(self, old: Basis, new: Basis, optimizer: torch.optim.Optimizer | None = None) -> float:
+        """Maps every coordinate to the new basis; returns ‖Z'‖/‖Z‖. Give it to `GrassmannTracker.update`."""
+        if not isinstance(self.space, Subspace):
+            raise TypeError("a dense model has no basis to change")
+        kept_norm = rebase(self.parameters(), optimizer, old, new)
+        self.space.basis = new
+        return kept_norm
+
+
+def build(config: ModelConfig) -> Model:
+    """The model on the meta device: shapes and names, no memory."""
+    with torch.device("meta"):
+        return Model(config)
+
+
+def _space(config: ModelConfig) -> DenseSpace | Subspace:
+    subspace = config.subspace
+    if subspace.width is None:
+        return DenseSpace(config.dim)
+
+    def table(rows: int, name: str) -> FixedTable:
+        seed = derive_seed(subspace.seed, name)
+        return FIXED_TABLES[subspace.fixed](rows, config.dim, std=subspace.fixed_std, seed=seed)
+
+    options: dict[str, Any] = {"tokens": table(config.vocab_size, "tokens")}
+    if config.has_position_table:
+        options["positions"] = table(config.max_seq_len, "positions")
+    return Subspace(config.dim, subspace.width, seed=subspace.seed, **options)

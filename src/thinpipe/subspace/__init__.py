@@ -1,0 +1,36 @@
+"""The maths of subspace networks (arXiv 2506.01260), in factored form.
+
+Notation used throughout: D model width, K subspace width, V vocabulary, B batch, T tokens; U is a D x K matrix with
+orthonormal columns. What the layers write to the residual stream lies in span(U), so the state of a token is K
+numbers, and the D-wide vector a layer reads is `base + state @ U.T`, where `base` depends on the token id alone.
+"""
+
+from thinpipe.subspace.basis import Basis
+from thinpipe.subspace.coordinates import Coordinates, coordinates_of
+from thinpipe.subspace.fixed import FIXED_TABLES, FixedTable, GaussianTable, SignTable
+from thinpipe.subspace.grassmann import BasisUpdate, GrassmannTracker, rebase
+from thinpipe.subspace.rowwise import RowwiseAdamW
+from thinpipe.subspace.space import DenseSpace, FreeSpace, Space, Subspace, Writer
+from thinpipe.subspace.stream import DenseStream, Stream, SubspaceStream
+
+__all__ = [
+    "FIXED_TABLES",
+    "Basis",
+    "BasisUpdate",
+    "Coordinates",
+    "DenseSpace",
+    "DenseStream",
+    "FixedTable",
+    "FreeSpace",
+    "GaussianTable",
+    "GrassmannTracker",
+    "RowwiseAdamW",
+    "SignTable",
+    "Space",
+    "Stream",
+    "Subspace",
+    "SubspaceStream",
+    "Writer",
+    "coordinates_of",
+    "rebase",
+]

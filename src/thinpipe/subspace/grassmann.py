@@ -1,0 +1,152 @@
+"""Moves U towards the directions in which the loss still wants to move the residual stream.
+
+Let G be the D-wide gradients at the input of the last segment and S = Σ GᵀG. The part of them that span(U) loses is
+‖G − G U Uᵀ‖² = tr S − tr(UᵀSU); its Riemannian gradient on the Grassmann manifold is (I − UUᵀ)(−2 S U). U is constant
+between two updates, so S U = Σ Gᵀ(G U), a D x K matrix, and tr S say everything: no D x D matrix is ever formed.
+
+The update is one step U' = qf(U + η (I − UUᵀ) 2SU / tr S), and then every coordinate is mapped by Z' = Z (UᵀU'), the
+coordinates of the projection of Z Uᵀ on span(U'). That is a projection: it does not preserve the function, which is
+why a `BasisUpdate` reports what it cost.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from thinpipe.subspace.basis import Basis, orthonormalise
+from thinpipe.subspace.coordinates import coordinates_of
+
+
+def descent_direction(basis_DK: Tensor, su_DK: Tensor, trace: Tensor) -> Tensor:
+    """Minus the Riemannian gradient of the lost energy, divided by tr S: tangent, so Uᵀ(result) = 0."""
+    su_DK = 2 * su_DK / trace
+    return su_DK - basis_DK @ (basis_DK.T @ su_DK)
+
+
+def captured_energy(basis_DK: Tensor, su_DK: Tensor, trace: Tensor) -> float:
+    """tr(UᵀSU) / tr S, between 0 and 1: the share of the gradients' squared norm that lies in span(U)."""
+    return float((basis_DK * su_DK).sum() / trace)
+
+
+def principal_angles(first_DK: Tensor, second_DK: Tensor) -> Tensor:
+    """The K angles in radians between two subspaces, ascending; exact for small angles, where arccos is not."""
+    overlap_KK = first_DK.T.double() @ second_DK.double()
+    sines = torch.linalg.svdvals(second_DK.double() - first_DK.double() @ overlap_KK).flip(0)
+    cosines = torch.linalg.svdvals(overlap_KK)
+    return torch.atan2(sines.clamp(0, 1), cosines.clamp(0, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BasisUpdate:
+    """What one change of basis did."""
+
+    version: int
+    captured_energy: float
+    """Share of the last interval's gradient energy inside the old span(U)."""
+    largest_angle: float
+    """Largest principal angle between old and new, in radians."""
+    mean_angle: float
+    orthonormality_error: float
+    """max |UᵀU − I| of the new basis."""
+    kept_norm: float
+    """‖Z'‖/‖Z‖ over all coordinate parameters: 1 when nothing was lost."""
+    loss_before: float | None = None
+    loss_after: float | None = None
+
+
+class GrassmannTracker:
+    """Collects gradients through `observe` and proposes the next basis.
+
+    Give `observe` to the last segment as its gradient observer. `step_size` 0 never moves the basis.
+    """
+
+    def __init__(self, basis: Basis, *, step_size: float = 1.0, interval: int = 500) -> None:
+        if interval < 1:
+            raise ValueError(f"the interval between basis updates is at least 1 step, not {interval}")
+        self.step_size, self.interval = step_size, interval
+        self.restart(basis)
+
+    def restart(self, basis: Basis) -> None:
+        """Begins an interval with this basis and forgets what was collected before."""
+        self.basis = basis
+        self.su_DK = torch.zeros_like(basis.matrix_DK)
+        self.trace = torch.zeros((), dtype=basis.matrix_DK.dtype, device=basis.matrix_DK.device)
+
+    @torch.no_grad()
+    def observe(self, gradient_BTD: Tensor) -> None:
+        with torch.autocast(gradient_BTD.device.type, enabled=False):
+            gradient_ND = gradient_BTD.flatten(0, -2).to(self.su_DK.dtype)
+            self.su_DK.addmm_(gradient_ND.T, gradient_ND @ self.basis.matrix_DK)
+            self.trace += gradient_ND.square().sum()
+
+    def is_due(self, step: int) -> bool:
+        """True after every `interval` optimiser steps; `step` counts finished steps from 1."""
+        return step > 0 and step % self.interval == 0
+
+    def propose(self) -> Basis:
+        """The basis after one Riemannian step; the same matrix when no gradient was seen."""
+        basis_DK = self.basis.matrix_DK
+        if float(self.trace) == 0.0:
+            return Basis(basis_DK.clone(), self.basis.version + 1)
+        direction_DK = descent_direction(basis_DK, self.su_DK, self.trace)
+        moved_DK = basis_DK + self.step_size * direction_DK
+        return Basis(orthonormalise(moved_DK.double()).to(basis_DK.dtype), self.basis.version + 1)
+
+    def update(
+        self, apply: Callable[[Basis, Basis], float], measure_loss: Callable[[], float] | None = None
+    ) -> BasisUpdate:
+        """Proposes a basis, has it applied, reports what it did and begins the next interval.
+
+        `apply(old, new)` changes the basis wherever the model lives and returns ‖Z'‖/‖Z‖; `measure_loss` is called
+        before and after it.
+        """
+        old, new = self.basis, self.propose()
+        captured = captured_energy(old.matrix_DK, self.su_DK, self.trace) if float(self.trace) else 0.0
+        loss_before = measure_loss() if measure_loss else None
+        kept_norm = apply(old, new)
+        angles_K = principal_angles(old.matrix_DK, new.matrix_DK)
+        self.restart(new)
+        return BasisUpdate(
+            version=new.version,
+            captured_energy=captured,
+            largest_angle=float(angles_K.max()),
+            mean_angle=float(angles_K.mean()),
+            orthonormality_error=new.orthonormality_error,
+            kept_norm=kept_norm,
+            loss_before=loss_before,
+            loss_after=measure_loss() if measure_loss else None,
+        )
+
+
+@torch.no_grad()
+def rebase(
+    parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer | None, old: Basis, new: Basis
+) -> float:
+    """Maps coordinate parameters and their first moments to the new basis; returns ‖Z'‖/‖Z‖.
+
+    A row-wise second moment does not depend on the basis and stays. An element-wise one cannot be rotated: it restarts
+    from its mean over the coordinates, the part that no rotation changes (starting from zero would make the next
+    update about 1/sqrt(1 − β2) times too large, because the bias correction has long worn off).
+    """
+    transition_KK = (old.matrix_DK.double().T @ new.matrix_DK.double()).to(new.matrix_DK.dtype)
+    squared_before = squared_after = 0.0
+    for parameter in parameters:
+        if (coordinates := coordinates_of(parameter)) is None:
+            continue
+        squared_before += float(parameter.double().square().sum())
+        parameter.copy_(_along(parameter, coordinates.axis, transition_KK))
+        squared_after += float(parameter.double().square().sum())
+        state = optimizer.state.get(parameter) if optimizer is not None else None
+        if state:
+            state["exp_avg"].copy_(_along(state["exp_avg"], coordinates.axis, transition_KK))
+            if state["exp_avg_sq"].shape == parameter.shape:
+                state["exp_avg_sq"].copy_(state["exp_avg_sq"].mean(coordinates.axis, keepdim=True).expand_as(parameter))
+    return (squared_after / squared_before) ** 0.5 if squared_before else 1.0
+
+
+def _along(coordinates: Tensor, axis: int, transition_KK: Tensor) -> Tensor:
+    """coordinates · transition, taken along `axis`."""
+    matrix_KK = transition_KK.to(coordinates.dtype)
+    return (coordinates.movedim(axis, -1) @ matrix_KK).movedim(-1, axis)

@@ -1,0 +1,126 @@
+"""Where a model's residual stream lives: the whole of R^D, or base + span(U).
+
+A space makes the layers that touch the stream (writers, embeddings) and opens a stream from the message that crosses
+a boundary: the token ids and the state. Blocks are built by asking a space for writers, and so never choose a width.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from thinpipe.subspace.basis import Basis
+from thinpipe.subspace.coordinates import mark_coordinates
+from thinpipe.subspace.fixed import FixedTable
+from thinpipe.subspace.stream import DenseStream, Stream, SubspaceStream
+
+OnGradient = Callable[[Tensor], None]
+
+
+class Writer(nn.Linear):
+    """A linear layer whose output is added to the residual stream; as wide as the state of the stream."""
+
+
+class Space(Protocol):
+    """What blocks and segments need to know of the residual stream."""
+
+    @property
+    def width(self) -> int:
+        """Numbers per token in the state of the stream."""
+        ...
+
+    def writer(self, in_features: int, *, bias: bool = False) -> Writer: ...
+
+    def embedding(self, rows: int) -> nn.Embedding: ...
+
+    def open(self, ids_BT: Tensor, state: Tensor, on_gradient: OnGradient | None = None) -> Stream:
+        """The stream that a segment starts from; `on_gradient` is called with the D-wide gradient at this point."""
+        ...
+
+
+class DenseSpace(nn.Module):
+    """No constraint: the state is the D-wide vector."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.width = dim
+
+    def writer(self, in_features: int, *, bias: bool = False) -> Writer:
+        return Writer(in_features, self.width, bias=bias)
+
+    def embedding(self, rows: int) -> nn.Embedding:
+        return nn.Embedding(rows, self.width)
+
+    def open(self, ids_BT: Tensor, state: Tensor, on_gradient: OnGradient | None = None) -> Stream:  # noqa: ARG002
+        if on_gradient is not None and state.requires_grad:
+            state.register_hook(on_gradient)
+        return DenseStream(state)
+
+
+class Subspace(nn.Module):
+    """base(ids) + span(U), with base = T_fixed[ids] (+ P_fixed[positions] for models with a position table)."""
+
+    def __init__(
+        self, dim: int, width: int, *, seed: int, tokens: FixedTable, positions: FixedTable | None = None
+    ) -> None:
+        super().__init__()
+        self.dim, self.width, self.seed, self.version = dim, width, seed, 0
+        self.tokens = tokens
+        self.positions = positions
+        self.basis_DK: Tensor
+        self.register_buffer("basis_DK", torch.empty(dim, width))
+        if not self.basis_DK.is_meta:
+            self.fill()
+
+    def fill(self) -> None:
+        """Draws the first basis from the seed; a joining peer then sets the one it is sent."""
+        self.basis = Basis.random(self.dim, self.width, seed=self.seed, dtype=self.basis_DK.dtype)
+
+    @property
+    def basis(self) -> Basis:
+        """A copy that stays what it is when the space moves on to another basis."""
+        return Basis(self.basis_DK.clone(), self.version)
+
+    @basis.setter
+    def basis(self, basis: Basis) -> None:
+        self.basis_DK.copy_(basis.matrix_DK)
+        self.version = basis.version
+
+    def writer(self, in_features: int, *, bias: bool = False) -> Writer:
+        layer = Writer(in_features, self.width, bias=bias)
+        for parameter in layer.parameters():
+            mark_coordinates(parameter, axis=0, full_width=self.dim)
+        return layer
+
+    def embedding(self, rows: int) -> nn.Embedding:
+        layer = nn.Embedding(rows, self.width)
+        mark_coordinates(layer.weight, axis=1, full_width=self.dim)
+        return layer
+
+    def base(self, ids_BT: Tensor, dtype: torch.dtype) -> Tensor:
+        """The part of the residual stream that every segment computes from the token ids by itself."""
+        base_BTD: Tensor = self.tokens(ids_BT, dtype)
+        if self.positions is not None:
+            base_BTD = base_BTD + self.positions(torch.arange(ids_BT.shape[1], device=ids_BT.device), dtype)
+        return base_BTD
+
+    def open(self, ids_BT: Tensor, state: Tensor, on_gradient: OnGradient | None = None) -> SubspaceStream:
+        base_BTD = self.base(ids_BT, state.dtype)
+        if on_gradient is not None and torch.is_grad_enabled():
+            # Every D-wide read after this point is base + state Uᵀ, so the gradient of base is the whole D-wide
+            # gradient here, including what lies outside span(U).
+            base_BTD.requires_grad_()
+            base_BTD.register_hook(on_gradient)
+        return SubspaceStream(state, base_BTD, self.basis_DK.to(state.dtype))
+
+
+class FreeSpace(DenseSpace):
+    """The space after the last boundary: it receives coordinates and then writes to all of R^D."""
+
+    def __init__(self, subspace: Subspace) -> None:
+        super().__init__(subspace.dim)
+        self.subspace = subspace
+
+    def open(self, ids_BT: Tensor, state: Tensor, on_gradient: OnGradient | None = None) -> Stream:
+        return DenseStream(self.subspace.open(ids_BT, state, on_gradient).dense())
