@@ -1,0 +1,228 @@
+"""Hugging Face's config.json to our configuration and back, for Llama and GPT-2. No weights and no torch here.
+
+What our models cannot compute is refused by name. Token ids, generation settings and the tokenizer are not part of a
+model here and are neither read nor written.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from thinpipe.models.config import GPT2Config, LlamaConfig, ModelConfig, RopeScaling
+
+Stored = Mapping[str, Any]
+"""The content of a config.json."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """Where Hugging Face keeps one of our fields; without a default the file must have it."""
+
+    name: str
+    kind: type[int] | type[float] | type[bool] = int
+    default: float | bool | None = None
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The values that stand for what our models compute; the first is Hugging Face's default and the one we write."""
+
+    values: tuple[Any, ...]
+    logits_depend: bool = True
+
+
+@dataclass(frozen=True)
+class Family:
+    config: type[ModelConfig]
+    architecture: str
+    keys: dict[str, Key]
+    fixed: dict[str, Fixed]
+    read_rest: Callable[[Stored], dict[str, Any]]
+    """Our fields that do not correspond to one key each."""
+    write_rest: Callable[[Any], dict[str, Any]]
+
+
+def load_config(folder: str | Path) -> ModelConfig:
+    """The configuration of the model in a Hugging Face folder: uncut and dense.
+
+    Change `boundaries` or `tied` with `dataclasses.replace`; for Llama `max_seq_len` too (GPT-2 has a row for each
+    position).
+    """
+    path = Path(folder) / "config.json"
+    stored = read_object(path)
+    try:
+        family = FAMILIES.get(stored.get("model_type", ""))
+        if family is None:
+            raise ValueError(f"model_type {stored.get('model_type')!r} is not supported, only {' and '.join(FAMILIES)}")
+        _refuse_unsupported(stored, family)
+        read: dict[str, Any] = {field: _value(stored, key) for field, key in family.keys.items()}
+        return family.config(**read, **family.read_rest(stored))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def stored_config(config: ModelConfig) -> dict[str, Any]:
+    """The content of config.json for a dense model, in the layout that transformers 4 and 5 both read."""
+    model_type, family = next(item for item in FAMILIES.items() if item[1].config is type(config))
+    return {
+        "architectures": [family.architecture],
+        "model_type": model_type,
+        **{key.name: getattr(config, field) for field, key in family.keys.items()},
+        **{name: fixed.values[0] for name, fixed in family.fixed.items() if fixed.values[0] is not None},
+        **family.write_rest(config),
+        # Left out, they become the ids of one particular tokenizer, which a small vocabulary may not even have.
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file whose content is an object."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: give a folder as `save_pretrained` or `hf download` write it")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}): download it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} should hold a JSON object, not a {type(content).__name__}: download it again")
+    return content
+
+
+def _value(stored: Stored, key: Key) -> Any:
+    value = stored.get(key.name)
+    if value is None:
+        value = key.default
+    if value is None:
+        raise ValueError(f"{key.name} is missing: add it, with the value that the model was trained with")
+    accepted: tuple[type, ...] = (int, float) if key.kind is float else (key.kind,)
+    # A bool is an int to Python; a size below 1 would surface far from here, as a division by zero.
+    is_kind = isinstance(value, accepted) and isinstance(value, bool) == (key.kind is bool)
+    if not is_kind or (key.kind is int and value < 1):
+        kind = {int: "a whole number above 0", float: "a number", bool: "true or false"}[key.kind]
+        raise ValueError(f"{key.name} should be {kind}, not {value!r}")
+    return key.kind(value)
+
+
+def _refuse_unsupported(stored: Stored, family: Family) -> None:
+    for name, fixed in family.fixed.items():
+        if stored.get(name, fixed.values[0]) in fixed.values:
+            continue
+        remedy = "use a model trained that way" if fixed.logits_depend else "set it so, the logits do not depend on it"
+        supported = " or ".join(json.dumps(value) for value in fixed.values)
+        raise ValueError(f"{name} = {json.dumps(stored[name])} is not supported, only {supported}: {remedy}")
+
+
+def _read_llama(stored: Stored) -> dict[str, Any]:
+    dim, n_heads = _value(stored, Key("hidden_size")), _value(stored, Key("num_attention_heads"))
+    head_dim = _value(stored, Key("head_dim", int, dim // n_heads))
+    if head_dim * n_heads != dim:
+        raise ValueError(
+            f"head_dim {head_dim} is not supported, only hidden_size / num_attention_heads = {dim} / {n_heads}: "
+            "use a model whose heads together are as wide as the model"
+        )
+    return {"n_kv_heads": _value(stored, Key("num_key_value_heads", int, n_heads)), **_read_rope(stored)}
+
+
+def _read_rope(stored: Stored) -> dict[str, Any]:
+    # Transformers 5 keeps everything in rope_parameters; before, rope_theta stood beside rope_scaling.
+    beside = {name: stored[name] for name in ("rope_theta", "partial_rotary_factor") if name in stored}
+    rope = {**beside, **(stored.get("rope_scaling") or stored.get("rope_parameters") or {})}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type not in ("default", "llama3"):
+        raise ValueError(f"rope type {rope_type!r} is not supported, only default and llama3: use a model trained so")
+    if (turned := rope.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise ValueError(f"partial_rotary_factor = {turned} is not supported, only 1.0: use a model trained so")
+    scaling = {field: _value(rope, key) for field, key in ROPE_SCALING.items()} if rope_type == "llama3" else None
+    return {
+        "rope_theta": _value(rope, Key("rope_theta", float, 10_000.0)),
+        "rope_scaling": RopeScaling(**scaling) if scaling else None,
+    }
+
+
+def _write_llama(config: LlamaConfig) -> dict[str, Any]:
+    scaling = config.rope_scaling
+    return {
+        "head_dim": config.head_dim,
+        "num_key_value_heads": config.n_kv_heads,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": {"rope_type": "llama3", **asdict(scaling)} if scaling else None,
+    }
+
+
+def _read_gpt2(stored: Stored) -> dict[str, Any]:
+    dim = _value(stored, Key("n_embd"))
+    hidden_dim = _value(stored, Key("n_inner", int, 4 * dim))
+    if hidden_dim != 4 * dim:
+        raise ValueError(f"n_inner = {hidden_dim} is not supported, only 4 n_embd = {4 * dim}: use a model trained so")
+    rates = {name: _value(stored, Key(name, float, 0.1)) for name in GPT2_DROPOUT}
+    if len(set(rates.values())) > 1:
+        raise ValueError(
+            f"{rates} is not supported, only one rate for all three: set it, the logits do not depend on it"
+        )
+    return {"dropout": rates["resid_pdrop"]}
+
+
+def _write_gpt2(config: GPT2Config) -> dict[str, Any]:
+    return dict.fromkeys(GPT2_DROPOUT, config.dropout)
+
+
+ROPE_SCALING = {
+    "factor": Key("factor", float),
+    "low_freq_factor": Key("low_freq_factor", float),
+    "high_freq_factor": Key("high_freq_factor", float),
+    "original_max_position_embeddings": Key("original_max_position_embeddings"),
+}
+GPT2_DROPOUT = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+FAMILIES = {
+    "llama": Family(
+        config=LlamaConfig,
+        architecture="LlamaForCausalLM",
+        keys={
+            "vocab_size": Key("vocab_size"),
+            "dim": Key("hidden_size"),
+            "n_layers": Key("num_hidden_layers"),
+            "n_heads": Key("num_attention_heads"),
+            "max_seq_len": Key("max_position_embeddings"),
+            "norm_eps": Key("rms_norm_eps", float, 1e-6),
+            "init_std": Key("initializer_range", float, 0.02),
+            "tied": Key("tie_word_embeddings", bool, False),
+            "hidden_dim": Key("intermediate_size"),
+        },
+        fixed={
+            "hidden_act": Fixed(("silu",)),
+            "attention_bias": Fixed((False,)),
+            "mlp_bias": Fixed((False,)),
+            "attention_dropout": Fixed((0.0,), logits_depend=False),
+            "quantization_config": Fixed((None,)),
+        },
+        read_rest=_read_llama,
+        write_rest=_write_llama,
+    ),
+    "gpt2": Family(
+        config=GPT2Config,
+        architecture="GPT2LMHeadModel",
+        keys={
+            "vocab_size": Key("vocab_size"),
+            "dim": Key("n_embd"),
+            "n_layers": Key("n_layer"),
+            "n_heads": Key("n_head"),
+            "max_seq_len": Key("n_positions"),
+            "norm_eps": Key("layer_norm_epsilon", float, 1e-5),
+            "init_std": Key("initializer_range", float, 0.02),
+            "tied": Key("tie_word_embeddings", bool, True),
+        },
+        fixed={
+            "activation_function": Fixed(("gelu_new", "gelu_pytorch_tanh")),
+            "scale_attn_weights": Fixed((True,)),
+            "scale_attn_by_inverse_layer_idx": Fixed((False,)),
+            "reorder_and_upcast_attn": Fixed((False,), logits_depend=False),
+            "add_cross_attention": Fixed((False,)),
+            "quantization_config": Fixed((None,)),
+        },
+        read_rest=_read_gpt2,
+        write_rest=_write_gpt2,
+    ),
+}
