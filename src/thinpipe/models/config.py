@@ -93,6 +93,13 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
 
+    def __post_init__(self) -> None:
+        if not self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"rope_scaling.low_freq_factor {self.low_freq_factor} must be below "
+                f"high_freq_factor {self.high_freq_factor}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(ModelConfig):

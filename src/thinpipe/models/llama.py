@@ -50,6 +50,8 @@ class Rotary(nn.Module):
 
     def forward(self, x_BNTH: Tensor) -> Tensor:
         tokens = x_BNTH.shape[-2]
+        if tokens > self.config.max_seq_len:
+            raise ValueError(f"{tokens} tokens do not fit into max_seq_len {self.config.max_seq_len}")
         cosines_TH, sines_TH = self.cosines_TH[:tokens].to(x_BNTH.dtype), self.sines_TH[:tokens].to(x_BNTH.dtype)
         left, right = x_BNTH.chunk(2, dim=-1)
         return x_BNTH * cosines_TH + torch.cat((-right, left), dim=-1) * sines_TH
