@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from thinpipe.core.errors import UserError
 from thinpipe.models import (
     GPT2Config,
     LlamaConfig,
@@ -314,7 +315,7 @@ def without_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_tensors_that_do_not_fit(case: str, change: Any, message: str, tmp_path: Path) -> None:
     save(our_model(OURS[case]), tmp_path)
     rewrite(tmp_path, change)
-    with pytest.raises(ValueError, match=message) as refused:
+    with pytest.raises(UserError, match=message) as refused:
         loaded(tmp_path)
     assert str(tmp_path) in str(refused.value)
 
@@ -328,7 +329,7 @@ def test_tensors_that_do_not_fit(case: str, change: Any, message: str, tmp_path:
     ],
 )
 def test_a_folder_of_another_model(config: ModelConfig, message: str, llama_folder: Path) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         loaded(llama_folder, config)
 
 
@@ -342,22 +343,22 @@ def test_a_tied_model_takes_a_folder_that_stores_the_same_head_twice(tmp_path: P
 @pytest.mark.parametrize(
     ("file", "content", "error", "message"),
     [
-        ("pytorch_model.bin", b"", FileNotFoundError, "weights only in pytorch_model.bin, a pickle.* convert it with"),
-        ("readme.md", b"", FileNotFoundError, "has neither model.safetensors nor .*index.json: download the weights"),
-        ("model.safetensors", b"cut short", ValueError, "model.safetensors is not whole .* download it again"),
+        ("pytorch_model.bin", b"", UserError, "weights only in pytorch_model.bin, a pickle.* convert it with"),
+        ("readme.md", b"", UserError, "has neither model.safetensors nor .*index.json: download the weights"),
+        ("model.safetensors", b"cut short", UserError, "model.safetensors is not whole .* download it again"),
         (
             "model.safetensors.index.json",
             b'{"weight_map": {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}',
-            FileNotFoundError,
+            UserError,
             "has no file model-00001-of-00002.safetensors, which its index names: download it as well",
         ),
         (
             "model.safetensors.index.json",
             b'{"weight_map": {"model.embed_tokens.weight": "../elsewhere.safetensors"}}',
-            FileNotFoundError,
+            UserError,
             "has no file ../elsewhere.safetensors",
         ),
-        ("model.safetensors.index.json", b"{}", ValueError, "has no tensor model.embed_tokens.weight"),
+        ("model.safetensors.index.json", b"{}", UserError, "has no tensor model.embed_tokens.weight"),
     ],
 )
 def test_files_that_cannot_be_read(
@@ -378,7 +379,7 @@ def test_an_index_that_names_the_wrong_file(llama_folder: Path, tmp_path: Path) 
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     index["weight_map"]["model.norm.weight"] = index["weight_map"]["model.embed_tokens.weight"]
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=r"cannot read model.norm.weight from .*: download the folder again"):
+    with pytest.raises(UserError, match=r"cannot read model.norm.weight from .*: download the folder again"):
         loaded(tmp_path)
 
 
@@ -404,5 +405,5 @@ def test_a_model_without_memory_neither_loads_nor_saves(llama_folder: Path, tmp_
 def test_weights_are_not_written_beside_others(llama_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").touch()
     for folder, file in ((llama_folder, "model-00001-of-"), (tmp_path, "pytorch_model.bin")):
-        with pytest.raises(FileExistsError, match=rf"already has weights \({file}.*choose another folder"):
+        with pytest.raises(UserError, match=rf"already has weights \({file}.*choose another folder"):
             save(our_model(LLAMA), folder)

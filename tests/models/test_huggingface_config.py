@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from thinpipe.core.errors import UserError
 from thinpipe.models import GPT2Config, LlamaConfig, ModelConfig, RopeScaling
 from thinpipe.models.huggingface import load_config
 
@@ -114,7 +115,7 @@ def test_what_a_config_leaves_out_is_the_default_of_transformers(
 def test_a_config_that_we_cannot_compute(
     base: dict[str, Any], change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+    with pytest.raises(UserError, match=re.escape(message)) as refused:
         load_config(write_config(tmp_path, base | change))
     assert str(refused.value).startswith(f"{tmp_path / 'config.json'}: ")
 
@@ -122,9 +123,9 @@ def test_a_config_that_we_cannot_compute(
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
-        (None, FileNotFoundError, "config.json does not exist: give a folder"),
-        ("{", ValueError, "config.json is not valid JSON"),
-        ("[1]", ValueError, "config.json should hold a JSON object, not a list"),
+        (None, UserError, "config.json does not exist: give a folder"),
+        ("{", UserError, "config.json is not valid JSON"),
+        ("[1]", UserError, "config.json should hold a JSON object, not a list"),
     ],
 )
 def test_a_folder_without_a_config(content: str | None, error: type[Exception], message: str, tmp_path: Path) -> None:

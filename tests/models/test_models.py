@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from thinpipe.core.errors import UserError
 from thinpipe.models import PRESETS, Execution, GPT2Config, LlamaConfig, SubspaceConfig, build, materialise
 from thinpipe.subspace import Writer, coordinates_of
 
@@ -173,7 +174,7 @@ def test_compiled_blocks_agree():
     ],
 )
 def test_impossible_models_are_refused_with_a_way_out(change, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         replace(LLAMA, **change)
 
 

@@ -9,6 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinpipe.subspace import FIXED_TABLES, GaussianTable, SignTable
+from thinpipe.subspace.fixed import GivenTable
+
+DRAWN = [kind for kind in FIXED_TABLES if kind != "given"]
 
 
 def test_signs_are_the_same_bits_on_every_platform():
@@ -48,7 +51,7 @@ def test_a_large_sign_table_takes_one_bit_an_entry():
     assert stored == 128_256 * 4096 // 8 + 256 * 8
 
 
-@pytest.mark.parametrize("kind", FIXED_TABLES)
+@pytest.mark.parametrize("kind", DRAWN)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_scale_dtype_and_lookup(kind, dtype):
     table = FIXED_TABLES[kind](300, 128, std=0.02, seed=1)
@@ -61,7 +64,7 @@ def test_scale_dtype_and_lookup(kind, dtype):
     assert float(table(torch.arange(300), torch.float32).std()) == pytest.approx(0.02, rel=0.02)
 
 
-@pytest.mark.parametrize("kind", FIXED_TABLES)
+@pytest.mark.parametrize("kind", DRAWN)
 def test_hash_tells_content_and_scale_apart(kind):
     make = FIXED_TABLES[kind]
     same, again = make(50, 64, std=0.02, seed=1), make(50, 64, std=0.02, seed=1)
@@ -72,6 +75,17 @@ def test_hash_tells_content_and_scale_apart(kind):
     assert again.hash != same.hash
 
 
-def test_a_gaussian_table_is_shipped_and_a_sign_table_is_not():
+def test_a_float_table_is_shipped_and_a_sign_table_is_not():
     assert list(GaussianTable(4, 8, std=1.0, seed=0).state_dict()) == ["table"]
+    assert list(GivenTable(4, 8, std=1.0, seed=0).state_dict()) == ["table"]
     assert list(SignTable(4, 8, std=1.0, seed=0).state_dict()) == []
+
+
+def test_a_given_table_is_nan_until_it_is_given():
+    table = GivenTable(4, 8, std=1.0, seed=0)
+    empty = table.hash
+    assert table(torch.tensor([1]), torch.float64).isnan().all()
+    rows = torch.arange(32.0).view(4, 8)
+    table.load_state_dict({"table": rows})
+    assert torch.equal(table(torch.tensor([[3, 1]]), torch.float64), rows[[3, 1]].double()[None])
+    assert table.hash != empty

@@ -4,6 +4,8 @@ import itertools
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from thinpipe.core.errors import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class SubspaceConfig:
@@ -11,8 +13,9 @@ class SubspaceConfig:
 
     width: int | None = None
     """Numbers per token that cross a boundary (k). None: an ordinary dense model."""
-    fixed: Literal["signs", "gaussian"] = "signs"
-    """The frozen token table: random signs (1 bit an entry) or a Gaussian table (32 bits, shipped with the model)."""
+    fixed: Literal["signs", "gaussian", "given"] = "signs"
+    """The frozen token table: random signs (1 bit an entry), a Gaussian table (32 bits, shipped with the model), or
+    one that is given with the weights: what a model cast from a dense one has."""
     fixed_std: float = 0.02
     """Standard deviation of the frozen table's entries."""
     free_last: bool = True
@@ -44,24 +47,24 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.dim % self.n_heads:
-            raise ValueError(f"dim {self.dim} is not a multiple of n_heads {self.n_heads}")
+            raise UserError(f"dim {self.dim} is not a multiple of n_heads {self.n_heads}")
         edges = (0, *self.boundaries, self.n_layers)
         if any(left >= right for left, right in itertools.pairwise(edges)):
-            raise ValueError(
+            raise UserError(
                 f"boundaries {list(self.boundaries)} must rise strictly between 1 and {self.n_layers - 1}, "
                 f"so that each of the {len(edges) - 1} segments has at least one of the {self.n_layers} blocks"
             )
         if self.tied and self.boundaries:
-            raise ValueError("a tied model cannot be cut: set tied = false, or leave boundaries empty")
+            raise UserError("a tied model cannot be cut: set tied = false, or leave boundaries empty")
         width = self.subspace.width
         if width is None:
             return
         if not 1 <= width <= self.dim:
-            raise ValueError(f"subspace.width {width} must lie between 1 and dim {self.dim}")
+            raise UserError(f"subspace.width {width} must lie between 1 and dim {self.dim}")
         if self.tied:
-            raise ValueError("a subspace model cannot be tied: the head would need the frozen table. Set tied = false")
+            raise UserError("a subspace model cannot be tied: the head would need the frozen table. Set tied = false")
         if self.subspace.free_last and not self.boundaries:
-            raise ValueError(
+            raise UserError(
                 "subspace.free_last frees the blocks after the last boundary, but there is no boundary: "
                 "set boundaries, or subspace.free_last = false to confine every block"
             )
@@ -95,7 +98,7 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         if not self.low_freq_factor < self.high_freq_factor:
-            raise ValueError(
+            raise UserError(
                 f"rope_scaling.low_freq_factor {self.low_freq_factor} must be below "
                 f"high_freq_factor {self.high_freq_factor}"
             )
@@ -113,9 +116,9 @@ class LlamaConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")
+            raise UserError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")
         if self.head_dim % 2:
-            raise ValueError(f"rotary positions need an even head width, not dim / n_heads = {self.head_dim}")
+            raise UserError(f"rotary positions need an even head width, not dim / n_heads = {self.head_dim}")
 
 
 @dataclass(frozen=True, kw_only=True)

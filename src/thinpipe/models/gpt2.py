@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thinpipe.models.config import GPT2Config
+from thinpipe.models.memory import LayerMemory, attend
 from thinpipe.subspace import Space, Stream
 
 
@@ -21,12 +22,11 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.dim, 3 * config.dim)
         self.c_proj = space.writer(config.dim, bias=True)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, memory: LayerMemory | None = None) -> Tensor:
         query, key, value = (
             part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in self.c_attn(x_BTD).chunk(3, dim=-1)
         )
-        dropout = self.dropout if self.training else 0.0
-        mixed_BNTH = F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
+        mixed_BNTH = attend(query, key, value, memory, dropout=self.dropout if self.training else 0.0)
         written: Tensor = self.c_proj(mixed_BNTH.transpose(1, 2).flatten(2))
         return F.dropout(written, self.dropout, self.training)
 
@@ -51,8 +51,8 @@ class GPT2Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.mlp = MLP(config, space)
 
-    def forward(self, stream: Stream) -> Stream:
-        stream = stream.add(self.attn(self.ln_1(stream.dense())))
+    def forward(self, stream: Stream, memory: LayerMemory | None = None) -> Stream:
+        stream = stream.add(self.attn(self.ln_1(stream.dense()), memory))
         return stream.add(self.mlp(self.ln_2(stream.dense())))
 
 
@@ -65,8 +65,9 @@ class GPT2First(nn.Module):
         self.wte = space.embedding(config.vocab_size)
         self.wpe = space.embedding(config.max_seq_len)
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        state: Tensor = self.wte(ids_BT) + self.wpe(torch.arange(ids_BT.shape[1], device=ids_BT.device))
+    def forward(self, ids_BT: Tensor, start: int = 0) -> Tensor:
+        positions_T = torch.arange(start, start + ids_BT.shape[1], device=ids_BT.device)
+        state: Tensor = self.wte(ids_BT) + self.wpe(positions_T)
         return F.dropout(state, self.dropout, self.training)
 
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from thinpipe.core.errors import UserError
 from thinpipe.models.config import GPT2Config, LlamaConfig, ModelConfig
 from thinpipe.models.huggingface_config import load_config, read_object, stored_config
 from thinpipe.models.model import Model, Segment
@@ -85,19 +86,19 @@ class StoredTensors:
         elif (folder / INDEX).is_file():
             self._file_of = read_object(folder / INDEX).get("weight_map", {})
         elif pickled := sorted(path.name for path in folder.glob(PICKLED)):
-            raise FileNotFoundError(
+            raise UserError(
                 f"{folder} has weights only in {pickled[0]}, a pickle, and opening one can run code: if you trust it, "
                 "convert it with AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
             )
         else:
-            raise FileNotFoundError(f"{folder} has neither {WHOLE} nor {INDEX}: download the weights as well")
+            raise UserError(f"{folder} has neither {WHOLE} nor {INDEX}: download the weights as well")
 
     def __contains__(self, name: str) -> bool:
         return self._key(name) in self._file_of
 
     def read(self, name: str) -> Tensor:
         if name not in self:
-            raise ValueError(
+            raise UserError(
                 f"{self.folder} has no tensor {name}: use a folder with a whole causal language model, head included"
             )
         key = self._key(name)
@@ -105,7 +106,7 @@ class StoredTensors:
             tensor: Tensor = self._open(self._file_of[key]).get_tensor(key)
         except SafetensorError as error:
             path = self.folder / self._file_of[key]
-            raise ValueError(f"cannot read {key} from {path} ({error}): download the folder again") from error
+            raise UserError(f"cannot read {key} from {path} ({error}): download the folder again") from error
         return tensor
 
     def _key(self, name: str) -> str:
@@ -115,11 +116,11 @@ class StoredTensors:
         if file not in self._opened:
             # The index came with the weights: it may not name files elsewhere on this computer.
             if Path(file).name != file or not (self.folder / file).is_file():
-                raise FileNotFoundError(f"{self.folder} has no file {file}, which its index names: download it as well")
+                raise UserError(f"{self.folder} has no file {file}, which its index names: download it as well")
             try:
                 self._opened[file] = safe_open(self.folder / file, framework="pt")
             except SafetensorError as error:
-                raise ValueError(f"{self.folder / file} is not whole ({error}): download it again") from error
+                raise UserError(f"{self.folder / file} is not whole ({error}): download it again") from error
         return self._opened[file]
 
 
@@ -136,37 +137,39 @@ def load_weights(part: Model | Segment, folder: str | Path) -> None:
     stored = StoredTensors(folder, names.base)
     head, embedding = names.stored(HEAD), names.stored(names.embedding)
     if part.config.tied and head in stored and not torch.equal(stored.read(head), stored.read(embedding)):
-        raise ValueError(f"{folder}: {head} differs from {embedding}, but the model is tied: set tied = false")
+        raise UserError(f"{folder}: {head} differs from {embedding}, but the model is tied: set tied = false")
     for name, parameter in part.named_parameters():
         wanted = names.stored(name)
         if name == HEAD and config.tied and head not in stored:
             wanted = embedding
         tensor = names.turn(name, stored.read(wanted))
         if tensor.shape != parameter.shape:
-            raise ValueError(
+            raise UserError(
                 f"{folder}: {wanted} is {tuple(tensor.shape)}, but {name} is {tuple(parameter.shape)}: "
                 "build the model from load_config(folder)"
             )
         parameter.copy_(tensor)
 
 
-def save(model: Model, folder: str | Path, max_shard_bytes: int = 5_000_000_000) -> None:
+def save(
+    model: Model, folder: str | Path, max_shard_bytes: int = 5_000_000_000, end_of_text_id: int | None = None
+) -> None:
     """Writes a dense model as a folder that `AutoModelForCausalLM.from_pretrained` loads.
 
     Weights beyond `max_shard_bytes` become several files and an index. Hugging Face knows no boundaries, so they are
-    not kept; the tokenizer's files are yours to add.
+    not kept; the tokenizer's files are yours to add, and `end_of_text_id` is the id at which generating stops.
     """
     folder = Path(folder)
     names = _names_of_dense(model, "fold it into a dense model first")
     folder.mkdir(parents=True, exist_ok=True)
     if old := sorted(path.name for pattern in ("model*.safetensors", INDEX, PICKLED) for path in folder.glob(pattern)):
         # Whoever loads the folder might take the old weights: a whole file is preferred to an index.
-        raise FileExistsError(f"{folder} already has weights ({old[0]}): choose another folder, or remove them")
+        raise UserError(f"{folder} already has weights ({old[0]}): choose another folder, or remove them")
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     _write_tensors(parameters, names, folder, max_shard_bytes)
     dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
     # Written last: a folder that was cut short has no config.json and cannot be taken for a model.
-    _write_json(folder / "config.json", {**stored_config(model.config), "torch_dtype": dtype})
+    _write_json(folder / "config.json", {**stored_config(model.config, end_of_text_id), "torch_dtype": dtype})
 
 
 def _write_tensors(parameters: dict[str, Tensor], names: Names, folder: Path, max_shard_bytes: int) -> None:
@@ -194,12 +197,12 @@ def _names_of_dense(part: Model | Segment, remedy: str) -> Names:
 def _require_same_layers(ours: ModelConfig, theirs: ModelConfig, folder: Path) -> None:
     """Compares what shapes do not show: a wrong number of heads, or the first few of many layers, would load."""
     if type(ours) is not type(theirs):
-        raise ValueError(
+        raise UserError(
             f"{folder} needs a {type(theirs).__name__}, not a {type(ours).__name__}: use load_config(folder)"
         )
     for field in ("n_layers", "n_heads", "n_kv_heads"):
         if (here := getattr(ours, field, None)) != (there := getattr(theirs, field, None)):
-            raise ValueError(f"{folder} has {field} = {there}, the model {here}: build it from load_config(folder)")
+            raise UserError(f"{folder} has {field} = {there}, the model {here}: build it from load_config(folder)")
 
 
 def _shards(nbytes: dict[str, int], max_shard_bytes: int) -> list[list[str]]:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from thinpipe.core.errors import UserError
 from thinpipe.models.config import GPT2Config, LlamaConfig, ModelConfig, RopeScaling
 
 Stored = Mapping[str, Any]
@@ -55,15 +56,15 @@ def load_config(folder: str | Path) -> ModelConfig:
     try:
         family = FAMILIES.get(stored.get("model_type", ""))
         if family is None:
-            raise ValueError(f"model_type {stored.get('model_type')!r} is not supported, only {' and '.join(FAMILIES)}")
+            raise UserError(f"model_type {stored.get('model_type')!r} is not supported, only {' and '.join(FAMILIES)}")
         _refuse_unsupported(stored, family)
         read: dict[str, Any] = {field: _value(stored, key) for field, key in family.keys.items()}
         return family.config(**read, **family.read_rest(stored))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
-def stored_config(config: ModelConfig) -> dict[str, Any]:
+def stored_config(config: ModelConfig, end_of_text_id: int | None = None) -> dict[str, Any]:
     """The content of config.json for a dense model, in the layout that transformers 4 and 5 both read."""
     model_type, family = next(item for item in FAMILIES.items() if item[1].config is type(config))
     return {
@@ -73,21 +74,21 @@ def stored_config(config: ModelConfig) -> dict[str, Any]:
         **{name: fixed.values[0] for name, fixed in family.fixed.items() if fixed.values[0] is not None},
         **family.write_rest(config),
         # Left out, they become the ids of one particular tokenizer, which a small vocabulary may not even have.
-        "bos_token_id": None,
-        "eos_token_id": None,
+        "bos_token_id": end_of_text_id,
+        "eos_token_id": end_of_text_id,
     }
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON file whose content is an object."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: give a folder as `save_pretrained` or `hf download` write it")
+        raise UserError(f"{path} does not exist: give a folder as `save_pretrained` or `hf download` write it")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): download it again") from error
+        raise UserError(f"{path} is not valid JSON ({error}): download it again") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} should hold a JSON object, not a {type(content).__name__}: download it again")
+        raise UserError(f"{path} should hold a JSON object, not a {type(content).__name__}: download it again")
     return content
 
 
@@ -96,13 +97,13 @@ def _value(stored: Stored, key: Key) -> Any:
     if value is None:
         value = key.default
     if value is None:
-        raise ValueError(f"{key.name} is missing: add it, with the value that the model was trained with")
+        raise UserError(f"{key.name} is missing: add it, with the value that the model was trained with")
     accepted: tuple[type, ...] = (int, float) if key.kind is float else (key.kind,)
     # A bool is an int to Python; a size below 1 would surface far from here, as a division by zero.
     is_kind = isinstance(value, accepted) and isinstance(value, bool) == (key.kind is bool)
     if not is_kind or (key.kind is int and value < 1):
         kind = {int: "a whole number above 0", float: "a number", bool: "true or false"}[key.kind]
-        raise ValueError(f"{key.name} should be {kind}, not {value!r}")
+        raise UserError(f"{key.name} should be {kind}, not {value!r}")
     return key.kind(value)
 
 
@@ -112,14 +113,14 @@ def _refuse_unsupported(stored: Stored, family: Family) -> None:
             continue
         remedy = "use a model trained that way" if fixed.logits_depend else "set it so, the logits do not depend on it"
         supported = " or ".join(json.dumps(value) for value in fixed.values)
-        raise ValueError(f"{name} = {json.dumps(stored[name])} is not supported, only {supported}: {remedy}")
+        raise UserError(f"{name} = {json.dumps(stored[name])} is not supported, only {supported}: {remedy}")
 
 
 def _read_llama(stored: Stored) -> dict[str, Any]:
     dim, n_heads = _value(stored, Key("hidden_size")), _value(stored, Key("num_attention_heads"))
     head_dim = _value(stored, Key("head_dim", int, dim // n_heads))
     if head_dim * n_heads != dim:
-        raise ValueError(
+        raise UserError(
             f"head_dim {head_dim} is not supported, only hidden_size / num_attention_heads = {dim} / {n_heads}: "
             "use a model whose heads together are as wide as the model"
         )
@@ -132,9 +133,9 @@ def _read_rope(stored: Stored) -> dict[str, Any]:
     rope = {**beside, **(stored.get("rope_scaling") or stored.get("rope_parameters") or {})}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type not in ("default", "llama3"):
-        raise ValueError(f"rope type {rope_type!r} is not supported, only default and llama3: use a model trained so")
+        raise UserError(f"rope type {rope_type!r} is not supported, only default and llama3: use a model trained so")
     if (turned := rope.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise ValueError(f"partial_rotary_factor = {turned} is not supported, only 1.0: use a model trained so")
+        raise UserError(f"partial_rotary_factor = {turned} is not supported, only 1.0: use a model trained so")
     scaling = {field: _value(rope, key) for field, key in ROPE_SCALING.items()} if rope_type == "llama3" else None
     return {
         "rope_theta": _value(rope, Key("rope_theta", float, 10_000.0)),
@@ -156,10 +157,10 @@ def _read_gpt2(stored: Stored) -> dict[str, Any]:
     dim = _value(stored, Key("n_embd"))
     hidden_dim = _value(stored, Key("n_inner", int, 4 * dim))
     if hidden_dim != 4 * dim:
-        raise ValueError(f"n_inner = {hidden_dim} is not supported, only 4 n_embd = {4 * dim}: use a model trained so")
+        raise UserError(f"n_inner = {hidden_dim} is not supported, only 4 n_embd = {4 * dim}: use a model trained so")
     rates = {name: _value(stored, Key(name, float, 0.1)) for name in GPT2_DROPOUT}
     if len(set(rates.values())) > 1:
-        raise ValueError(
+        raise UserError(
             f"{rates} is not supported, only one rate for all three: set it, the logits do not depend on it"
         )
     return {"dropout": rates["resid_pdrop"]}

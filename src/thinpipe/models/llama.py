@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thinpipe.models.config import LlamaConfig, RopeScaling
+from thinpipe.models.memory import LayerMemory, attend
 from thinpipe.subspace import Space, Stream
 
 
@@ -48,11 +49,9 @@ class Rotary(nn.Module):
         self.cosines_TH.copy_(angles_TH.cos())
         self.sines_TH.copy_(angles_TH.sin())
 
-    def forward(self, x_BNTH: Tensor) -> Tensor:
-        tokens = x_BNTH.shape[-2]
-        if tokens > self.config.max_seq_len:
-            raise ValueError(f"{tokens} tokens do not fit into max_seq_len {self.config.max_seq_len}")
-        cosines_TH, sines_TH = self.cosines_TH[:tokens].to(x_BNTH.dtype), self.sines_TH[:tokens].to(x_BNTH.dtype)
+    def forward(self, x_BNTH: Tensor, start: int = 0) -> Tensor:
+        positions = slice(start, start + x_BNTH.shape[-2])
+        cosines_TH, sines_TH = self.cosines_TH[positions].to(x_BNTH.dtype), self.sines_TH[positions].to(x_BNTH.dtype)
         left, right = x_BNTH.chunk(2, dim=-1)
         return x_BNTH * cosines_TH + torch.cat((-right, left), dim=-1) * sines_TH
 
@@ -67,14 +66,13 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)
         self.o_proj = space.writer(config.dim)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, memory: LayerMemory | None = None) -> Tensor:
         query, key, value = (
             projection(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        mixed_BNTH = F.scaled_dot_product_attention(
-            self.rotary(query), self.rotary(key), value, is_causal=True, enable_gqa=key.shape[1] != query.shape[1]
-        )
+        start = 0 if memory is None else memory.length
+        mixed_BNTH = attend(self.rotary(query, start), self.rotary(key, start), value, memory)
         written: Tensor = self.o_proj(mixed_BNTH.transpose(1, 2).flatten(2))
         return written
 
@@ -99,8 +97,8 @@ class LlamaBlock(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.mlp = MLP(config, space)
 
-    def forward(self, stream: Stream) -> Stream:
-        stream = stream.add(self.self_attn(self.input_layernorm(stream.dense())))
+    def forward(self, stream: Stream, memory: LayerMemory | None = None) -> Stream:
+        stream = stream.add(self.self_attn(self.input_layernorm(stream.dense()), memory))
         return stream.add(self.mlp(self.post_attention_layernorm(stream.dense())))
 
 
@@ -111,7 +109,7 @@ class LlamaFirst(nn.Module):
         super().__init__()
         self.embed_tokens = space.embedding(config.vocab_size)
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
+    def forward(self, ids_BT: Tensor, start: int = 0) -> Tensor:  # noqa: ARG002 (positions act in the blocks)
         state: Tensor = self.embed_tokens(ids_BT)
         return state
 

@@ -15,6 +15,7 @@ from thinpipe.core.seeds import derive_seed
 from thinpipe.models.config import Execution, GPT2Config, LlamaConfig, ModelConfig
 from thinpipe.models.gpt2 import gpt2_parts
 from thinpipe.models.llama import llama_parts
+from thinpipe.models.memory import Memory
 from thinpipe.subspace import FIXED_TABLES, Basis, DenseSpace, FixedTable, FreeSpace, Subspace, rebase
 from thinpipe.subspace.space import OnGradient
 
@@ -46,21 +47,40 @@ class Segment(nn.Module):
         self.on_gradient: OnGradient | None = None
         """Called with the D-wide gradient at the input of this segment."""
 
-    def forward(self, ids_BT: Tensor, state: Tensor | None = None) -> Tensor:
-        """Token ids and, but for the first segment, the state from the one before; state or logits come out."""
+    def forward(self, ids_BT: Tensor, state: Tensor | None = None, memory: Memory | None = None) -> Tensor:
+        """Token ids and, but for the first segment, the state from the one before; state or logits come out.
+
+        With a memory, the ids follow those that it has seen.
+        """
+        start = self._first_position(ids_BT.shape[1], memory)
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.execution.autocast_bf16):
             if self.first is not None:
-                state = self.first(ids_BT)
+                state = self.first(ids_BT, start)
             elif state is None:
                 raise ValueError("only the first segment starts from token ids alone")
-            stream = self.space.open(ids_BT, state, self.on_gradient)
-            for block in self.blocks.values():
-                if self.execution.checkpoint_activations:
+            stream = self.space.open(ids_BT, state, self.on_gradient, start)
+            for index, block in self.blocks.items():
+                if memory is not None:
+                    stream = block(stream, memory.layer(int(index)))
+                elif self.execution.checkpoint_activations:
                     stream = checkpoint(block, stream, use_reentrant=False)
                 else:
                     stream = block(stream)
             out: Tensor = stream.state if self.last is None else self.last(stream)
         return out
+
+    def _first_position(self, tokens: int, memory: Memory | None) -> int:
+        """Where these tokens begin. Asks this segment's own first block: other segments may be ahead in one memory."""
+        start = 0 if memory is None else memory.layer(int(next(iter(self.blocks)))).length
+        end = start + tokens
+        if end > self.config.max_seq_len:
+            raise ValueError(f"{end} tokens do not fit into max_seq_len {self.config.max_seq_len}")
+        if memory is not None and end > memory.max_length:
+            raise ValueError(
+                f"{end} tokens do not fit into a memory of {memory.max_length}: "
+                f"make one of up to max_seq_len {self.config.max_seq_len}"
+            )
+        return start
 
 
 class Model(nn.Module):
@@ -85,10 +105,11 @@ class Model(nn.Module):
             for indices in config.segments
         )
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
+    def forward(self, ids_BT: Tensor, memory: Memory | None = None) -> Tensor:
+        """Logits of every token; with a memory, the ids follow those that it has seen."""
         state: Tensor | None = None
         for segment in self.segments:
-            state = segment(ids_BT, state)
+            state = segment(ids_BT, state, memory)
         assert state is not None
         return state
 

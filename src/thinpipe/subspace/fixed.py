@@ -1,7 +1,8 @@
 """T_fixed: a frozen, full-rank row per token id (or per position) that every segment can make or hold by itself.
 
-It never crosses a boundary and is never trained. Two kinds: random signs, 1 bit an entry, from integer arithmetic
-that gives the same bits on every platform; and a Gaussian table, which has to be made once and shipped.
+It never crosses a boundary and is never trained. Three kinds: random signs, 1 bit an entry, from integer arithmetic
+that gives the same bits on every platform; a Gaussian table, which has to be made once and shipped; and a table that
+is given, such as the part of a trained embedding that lies outside span(U).
 """
 
 from collections.abc import Callable
@@ -70,8 +71,8 @@ class SignTable(FixedTable):
         return self.bits
 
 
-class GaussianTable(FixedTable):
-    """A float32 table, kept in checkpoints and sent to peers: drawing it again elsewhere may give other numbers."""
+class FloatTable(FixedTable):
+    """A float32 table, kept in checkpoints and sent to peers."""
 
     def __init__(self, rows: int, dim: int, *, std: float, seed: int) -> None:
         super().__init__(rows, dim, std=std, seed=seed)
@@ -80,11 +81,6 @@ class GaussianTable(FixedTable):
         if not self.table.is_meta:
             self.fill()
 
-    def fill(self) -> None:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "gaussian"))
-        cpu_table = self.table if self.table.device.type == "cpu" else torch.empty(self.table.shape)
-        self.table.copy_(cpu_table.normal_(std=self.std, generator=generator))
-
     def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return F.embedding(ids, self.table).to(dtype)
 
@@ -92,4 +88,24 @@ class GaussianTable(FixedTable):
         return self.table
 
 
-FIXED_TABLES: dict[str, Callable[..., FixedTable]] = {"signs": SignTable, "gaussian": GaussianTable}
+class GaussianTable(FloatTable):
+    """Drawn once, then shipped: drawing it again elsewhere may give other numbers."""
+
+    def fill(self) -> None:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "gaussian"))
+        cpu_table = self.table if self.table.device.type == "cpu" else torch.empty(self.table.shape)
+        self.table.copy_(cpu_table.normal_(std=self.std, generator=generator))
+
+
+class GivenTable(FloatTable):
+    """Comes with the weights; `std` and `seed` mean nothing here. NaN until then, so that nobody can forget it."""
+
+    def fill(self) -> None:
+        self.table.fill_(torch.nan)
+
+
+FIXED_TABLES: dict[str, Callable[..., FixedTable]] = {
+    "signs": SignTable,
+    "gaussian": GaussianTable,
+    "given": GivenTable,
+}

@@ -34,8 +34,11 @@ class Space(Protocol):
 
     def embedding(self, rows: int) -> nn.Embedding: ...
 
-    def open(self, ids_BT: Tensor, state: Tensor, on_gradient: OnGradient | None = None) -> Stream:
-        """The stream that a segment starts from; `on_gradient` is called with the D-wide gradient at this point."""
+    def open(self, ids_BT: Tensor, state: Tensor, on_gradient: OnGradient | None = None, start: int = 0) -> Stream:
+        """The stream that a segment starts from; `on_gradient` is called with the D-wide gradient at this point.
+
+        `start` is the position of the first of these tokens.
+        """
         ...
 
 
@@ -52,7 +55,13 @@ class DenseSpace(nn.Module):
     def embedding(self, rows: int) -> nn.Embedding:
         return nn.Embedding(rows, self.width)
 
-    def open(self, ids_BT: Tensor, state: Tensor, on_gradient: OnGradient | None = None) -> Stream:  # noqa: ARG002
+    def open(
+        self,
+        ids_BT: Tensor,  # noqa: ARG002
+        state: Tensor,
+        on_gradient: OnGradient | None = None,
+        start: int = 0,  # noqa: ARG002
+    ) -> Stream:
         if on_gradient is not None and state.requires_grad:
             state.register_hook(on_gradient)
         return DenseStream(state)
@@ -98,15 +107,18 @@ class Subspace(nn.Module):
         mark_coordinates(layer.weight, axis=1, full_width=self.dim)
         return layer
 
-    def base(self, ids_BT: Tensor, dtype: torch.dtype) -> Tensor:
+    def base(self, ids_BT: Tensor, dtype: torch.dtype, start: int = 0) -> Tensor:
         """The part of the residual stream that every segment computes from the token ids by itself."""
         base_BTD: Tensor = self.tokens(ids_BT, dtype)
         if self.positions is not None:
-            base_BTD = base_BTD + self.positions(torch.arange(ids_BT.shape[1], device=ids_BT.device), dtype)
+            positions_T = torch.arange(start, start + ids_BT.shape[1], device=ids_BT.device)
+            base_BTD = base_BTD + self.positions(positions_T, dtype)
         return base_BTD
 
-    def open(self, ids_BT: Tensor, state: Tensor, on_gradient: OnGradient | None = None) -> SubspaceStream:
-        base_BTD = self.base(ids_BT, state.dtype)
+    def open(
+        self, ids_BT: Tensor, state: Tensor, on_gradient: OnGradient | None = None, start: int = 0
+    ) -> SubspaceStream:
+        base_BTD = self.base(ids_BT, state.dtype, start)
         if on_gradient is not None and torch.is_grad_enabled():
             # Every D-wide read after this point is base + state Uᵀ, so the gradient of base is the whole D-wide
             # gradient here, including what lies outside span(U).
@@ -122,5 +134,5 @@ class FreeSpace(DenseSpace):
         super().__init__(subspace.dim)
         self.subspace = subspace
 
-    def open(self, ids_BT: Tensor, state: Tensor, on_gradient: OnGradient | None = None) -> Stream:
-        return DenseStream(self.subspace.open(ids_BT, state, on_gradient).dense())
+    def open(self, ids_BT: Tensor, state: Tensor, on_gradient: OnGradient | None = None, start: int = 0) -> Stream:
+        return DenseStream(self.subspace.open(ids_BT, state, on_gradient, start).dense())

@@ -1,0 +1,21 @@
+"""Checkpoints: one safetensors file per layer and a manifest, whole or absent. No pickle.
+
+`folder` knows files and nothing of models; `state` knows what a model, its optimiser and its basis have to keep.
+"""
+
+from thinpipe.checkpoint.folder import Checkpoint, CheckpointFolder, Manifest
+from thinpipe.checkpoint.load import find_checkpoint, load_model, run_folder_of
+from thinpipe.checkpoint.state import describe, model_config_of, restore, state_by_layer
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointFolder",
+    "Manifest",
+    "describe",
+    "find_checkpoint",
+    "load_model",
+    "model_config_of",
+    "restore",
+    "run_folder_of",
+    "state_by_layer",
+]

@@ -1,0 +1,166 @@
+"""Checkpoints on disk: written under a temporary name, flushed, renamed; only a whole one is ever opened.
+
+A folder `step-00000200` holds one safetensors file per layer and `manifest.json` with the sha256 of each. A kill or a
+full disk at any moment leaves the older checkpoints as they were.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from thinpipe.core.errors import UserError
+from thinpipe.core.files import file_sha256, sync_file, sync_folder, write_atomically
+
+FORMAT_VERSION = 1
+_MANIFEST = "manifest.json"
+_PARTIAL = ".partial-"
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    nbytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a checkpoint says about itself beside its tensors."""
+
+    step: int
+    samples_seen: int
+    """The cursor of the data."""
+    run: str
+    """The resolved settings of the run, as TOML."""
+    family: str
+    model: dict[str, Any]
+    """The model's configuration."""
+    basis_version: int | None
+    basis_sha256: str | None
+    versions: dict[str, str]
+    files: dict[str, FileEntry] = {}
+    format_version: int = FORMAT_VERSION
+    sha256: str = ""
+    """Of all the fields above."""
+
+    def sealed(self) -> "Manifest":
+        unsealed = msgspec.structs.replace(self, sha256="")
+        return msgspec.structs.replace(self, sha256=hashlib.sha256(msgspec.json.encode(unsealed)).hexdigest())
+
+
+class _Header(msgspec.Struct):
+    """What every format, also a later one, has in its manifest."""
+
+    format_version: int
+    versions: dict[str, str]
+
+
+class Checkpoint:
+    """A whole checkpoint. Tensors are read layer by layer, so nobody needs to hold more than a part."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+
+    def layer(self, name: str) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = load_file(self.path / _file_name(name))
+        return tensors
+
+    @classmethod
+    def open(cls, path: Path) -> "Checkpoint":
+        """Checks that everything is there, bit for bit; raises UserError with the first thing that is wrong."""
+        manifest = _read_manifest(path)
+        if manifest != manifest.sealed():
+            raise UserError(f"{path / _MANIFEST} has changed since it was written: its own sha256 differs")
+        for name, entry in manifest.files.items():
+            file = path / name
+            if not file.is_file() or file.stat().st_size != entry.nbytes:
+                raise UserError(f"{file} is missing or cut short")
+            if file_sha256(file) != entry.sha256:
+                raise UserError(f"{file} has changed since it was written: its sha256 differs from the manifest")
+        return cls(path, manifest)
+
+
+class CheckpointFolder:
+    """All checkpoints of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, manifest: Manifest, layers: Mapping[str, Mapping[str, Tensor]]) -> Checkpoint:
+        """Returns once the checkpoint would survive a power cut. On any error nothing of it is left."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._remove_partial()
+        final = self.folder / f"step-{manifest.step:08d}"
+        partial = self.folder / f"{_PARTIAL}{final.name}"
+        partial.mkdir()
+        try:
+            files = {_file_name(layer): _write_layer(partial, layer, tensors) for layer, tensors in layers.items()}
+            manifest = msgspec.structs.replace(manifest, files=files).sealed()
+            write_atomically(partial / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
+            if final.exists():
+                final.rename(self.folder / f"{_PARTIAL}replaced-{final.name}")
+            partial.rename(final)
+            sync_folder(self.folder)
+            self._remove_partial()
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return Checkpoint(final, manifest)
+
+    def newest_whole(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is whole, and what is wrong with newer ones."""
+        problems: list[str] = []
+        for path in self._paths():
+            try:
+                return Checkpoint.open(path), problems
+            except UserError as error:
+                problems.append(str(error))
+        return None, problems
+
+    def keep_latest(self, count: int) -> None:
+        """Removes all but the newest `count`; 0 keeps all."""
+        for path in self._paths()[count:] if count else []:
+            # Without its manifest a folder is no checkpoint, so a kill in the middle leaves nothing half-valid.
+            (path / _MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(path)
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*"), reverse=True)
+
+    def _remove_partial(self) -> None:
+        for leftover in self.folder.glob(f"{_PARTIAL}*"):
+            shutil.rmtree(leftover)
+
+
+def _read_manifest(path: Path) -> Manifest:
+    try:
+        data = (path / _MANIFEST).read_bytes()
+        header = msgspec.json.decode(data, type=_Header)
+        if header.format_version != FORMAT_VERSION:
+            raise UserError(
+                f"{path} has checkpoint format {header.format_version}, this version of thinpipe reads "
+                f"{FORMAT_VERSION}: use the version that wrote it ({header.versions.get('thinpipe', 'unknown')})"
+            )
+        return msgspec.json.decode(data, type=Manifest)
+    except FileNotFoundError:
+        raise UserError(f"{path} is no checkpoint: it has no {_MANIFEST}") from None
+    except msgspec.DecodeError as error:
+        raise UserError(f"{path / _MANIFEST} cannot be read: {error}") from None
+
+
+def _file_name(layer: str) -> str:
+    return f"{layer}.safetensors"
+
+
+def _write_layer(folder: Path, layer: str, tensors: Mapping[str, Tensor]) -> FileEntry:
+    path = folder / _file_name(layer)
+    try:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:  # how its writer reports a full disk
+        raise OSError(str(error)) from error
+    sync_file(path)
+    return FileEntry(nbytes=path.stat().st_size, sha256=file_sha256(path))

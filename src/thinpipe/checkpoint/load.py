@@ -1,0 +1,34 @@
+"""Opens what a person names: the folder of a run, or one checkpoint."""
+
+from pathlib import Path
+
+import torch
+
+from thinpipe.checkpoint.folder import Checkpoint, CheckpointFolder
+from thinpipe.checkpoint.state import model_config_of, restore
+from thinpipe.core.errors import UserError
+from thinpipe.models import Model, build, materialise
+
+
+def find_checkpoint(path: Path) -> Checkpoint:
+    """The named checkpoint, or the newest whole one of the named run."""
+    if (path / "manifest.json").is_file():
+        return Checkpoint.open(path)
+    checkpoint, problems = CheckpointFolder(path / "checkpoints").newest_whole()
+    if checkpoint is None:
+        reasons = "".join(f"\n  {problem}" for problem in problems)
+        raise UserError(f"there is no checkpoint in {path}: name the dump_folder of a run, or one checkpoint{reasons}")
+    return checkpoint
+
+
+def run_folder_of(checkpoint: Checkpoint) -> Path:
+    return checkpoint.path.parent.parent
+
+
+def load_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> Model:
+    """The model alone, for everything but training."""
+    weights = checkpoint.layer("last")
+    dtype = next(tensor.dtype for name, tensor in weights.items() if ":" not in name)
+    model = materialise(build(model_config_of(checkpoint)), seed=0, device=device, dtype=dtype, draw=False)
+    restore(checkpoint, model)
+    return model.eval()

@@ -1,0 +1,46 @@
+"""`thinpipe eval`: how well a trained model predicts the validation text."""
+
+import json
+import math
+import tomllib
+from itertools import islice
+
+import msgspec
+import torch
+
+from thinpipe.checkpoint import find_checkpoint, load_model
+from thinpipe.cli.settings import EvalConfig
+from thinpipe.core.config import from_table
+from thinpipe.core.errors import UserError
+from thinpipe.data import Tokens, sequential_batches
+from thinpipe.train.config import RunConfig
+from thinpipe.train.engine import choose_device, mean_loss
+
+
+def run(config: EvalConfig) -> int:
+    checkpoint = find_checkpoint(config.run)
+    device = choose_device(config.device)
+    model = load_model(checkpoint, device)
+    trained = from_table(tomllib.loads(checkpoint.manifest.run), RunConfig, where=str(checkpoint.path))
+    folder = (config.data or trained.data.path) / "validation"
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder} does not exist: give --data, a folder made by `thinpipe tokenize` with validation text"
+        )
+    tokens = Tokens(folder)
+    seq_len = config.seq_len or min(trained.training.seq_len, model.config.max_seq_len)
+    batches = sequential_batches(tokens, seq_len=seq_len, batch_size=config.batch_size)
+    loss, count = mean_loss(model, (ids for ids, _ in islice(batches, config.max_batches or None)), device)
+    result = {
+        "checkpoint": str(checkpoint.path),
+        "step": checkpoint.manifest.step,
+        "loss": loss,
+        "perplexity": math.exp(loss),
+        "bits_per_byte": loss / math.log(2) * len(tokens) / tokens.manifest.text_nbytes,
+        "tokens": count,
+        "seq_len": seq_len,
+        "torch": str(torch.__version__),
+    }
+    print(f"loss {loss:.4f} nats   perplexity {result['perplexity']:.2f}   bits per byte {result['bits_per_byte']:.4f}")
+    print(json.dumps(msgspec.to_builtins(result)))
+    return 0

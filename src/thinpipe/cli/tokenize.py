@@ -1,0 +1,19 @@
+"""`thinpipe tokenize`: text becomes a folder of tokens that a run trains on."""
+
+from thinpipe.data import Manifest, PrepareConfig, prepare, progress_bar
+
+
+def run(config: PrepareConfig) -> int:
+    prepared = prepare(config, progress_bar)
+    print(f"{config.output}: vocabulary of {prepared.train.vocabulary.size:,}")
+    for side, manifest in (("train", prepared.train), ("validation", prepared.validation)):
+        if manifest is not None:
+            print(f"  {side}: {_describe(manifest)}")
+    if prepared.validation is None:
+        print("  no validation text: give --validation-sources or --validation-fraction to follow a run's progress")
+    return 0
+
+
+def _describe(manifest: Manifest) -> str:
+    tokens = sum(shard.tokens for shard in manifest.shards)
+    return f"{tokens:,} tokens from {manifest.documents:,} documents, {manifest.text_nbytes / tokens:.2f} bytes a token"

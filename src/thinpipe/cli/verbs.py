@@ -1,0 +1,40 @@
+"""Every verb of the command line in one literal table; adding one is a line here and a file elsewhere.
+
+The settings are imported at once, because `--help` shows them, so the modules they live in must not import torch.
+The function is named by text and imported only when its verb runs.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from thinpipe.bench.step_config import StepConfig
+from thinpipe.cli.settings import EvalConfig, ExportConfig, GenerateConfig, ImportConfig, ReportConfig
+from thinpipe.data import PrepareConfig
+from thinpipe.train.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Verb:
+    """`target` is "module:function"; the function takes one argument, a `config`."""
+
+    config: type[Any]
+    target: str
+    starts_with_file: bool = False
+    """The first argument is a TOML file with the settings, and flags override it."""
+
+
+VERBS: dict[str, Verb] = {
+    "tokenize": Verb(PrepareConfig, "thinpipe.cli.tokenize:run"),
+    "train": Verb(RunConfig, "thinpipe.train.loop:run", starts_with_file=True),
+    "eval": Verb(EvalConfig, "thinpipe.cli.evaluate:run"),
+    "generate": Verb(GenerateConfig, "thinpipe.cli.generate:run"),
+    "report": Verb(ReportConfig, "thinpipe.cli.report:run"),
+    "export": Verb(ExportConfig, "thinpipe.cli.export:run"),
+    "import": Verb(ImportConfig, "thinpipe.cli.import_:run"),
+    "bench step": Verb(StepConfig, "thinpipe.bench.step:run"),
+}
+
+GROUPS: dict[str, str] = {
+    "bench": "Measure thinpipe on your own machine.",
+}
+"""What the first word of a two-word verb stands for."""

@@ -1,0 +1,84 @@
+"""Settings from a TOML file into frozen dataclasses, and back. An unknown key is an error that names the nearest one.
+
+Commands let flags override what a file says; see `cli`. No environment variable ever beats an argument.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import tomli_w
+
+from thinpipe.core.errors import UserError
+
+Config = TypeVar("Config")
+
+
+def load_toml(path: Path, config_type: type[Config]) -> Config:
+    """The settings of a file; fields it leaves out keep their defaults."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    return from_table(table, config_type, where=str(path))
+
+
+def from_table(table: dict[str, Any], config_type: type[Config], *, where: str) -> Config:
+    """The settings of a table that was read from `where`."""
+    _refuse_unknown_keys(table, config_type, where=where)
+    try:
+        return msgspec.convert(table, config_type, dec_hook=_decode)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where}: {_in_our_words(str(error))}") from None
+
+
+def dump_toml(config: Any) -> str:
+    """A file that loads to the same settings. TOML has no null: None is left out, so it must be the default."""
+    return tomli_w.dumps(_without_none(msgspec.to_builtins(config, enc_hook=str)))
+
+
+def _refuse_unknown_keys(table: dict[str, Any], config_type: Any, *, where: str, prefix: str = "") -> None:
+    sections = {field.name: field.type for field in dataclasses.fields(config_type)}
+    hints = typing.get_type_hints(config_type)
+    for key, value in table.items():
+        if key not in sections:
+            nearest = difflib.get_close_matches(key, sections, n=1, cutoff=0.5)
+            advice = f"did you mean {prefix}{nearest[0]}?" if nearest else f"there are: {', '.join(sections)}"
+            raise UserError(f"{where}: unknown key {prefix}{key}: {advice}")
+        section = _section_type(hints[key])
+        if section is not None and isinstance(value, dict):
+            _refuse_unknown_keys(value, section, where=where, prefix=f"{prefix}{key}.")
+
+
+def _section_type(hint: Any) -> Any:
+    """The dataclass behind `Section` or `Section | None`."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next((option for option in options if dataclasses.is_dataclass(option)), None)
+
+
+def _decode(wanted: type[Any], value: Any) -> Any:
+    if wanted is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(wanted)
+
+
+def _in_our_words(message: str) -> str:
+    """msgspec's "Expected `int`, got `str` - at `$.training.steps`" as "training.steps: expected int, got str"."""
+    what, separator, place = message.partition(" - at `$.")
+    what = what.replace("`", "")
+    return f"{place.rstrip('`')}: {what[:1].lower()}{what[1:]}" if separator else what
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value

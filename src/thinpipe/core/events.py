@@ -1,0 +1,142 @@
+"""What happened in a run, one JSON object a line: console, plots, reports and tests read the same file.
+
+The schema is the structs below. A line is written whole and flushed; a reader skips a last line cut short by a crash.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    time_s: float = msgspec.field(default_factory=time.time)
+    """Seconds since 1970, for people; durations are measured with a monotonic clock and have fields of their own."""
+
+
+class Started(Event, frozen=True, kw_only=True, tag="started"):
+    """A process began or went on with the run."""
+
+    step: int
+    config: str
+    """The resolved settings, as TOML."""
+    parameters: int
+    versions: dict[str, str]
+    resumed_from: str | None = None
+
+
+class Step(Event, frozen=True, kw_only=True, tag="step"):
+    """One optimiser step. `step` counts finished steps from 1."""
+
+    step: int
+    loss: float
+    """Mean over the tokens of the step, in nats, before the step."""
+    grad_norm: float
+    """Before clipping."""
+    lr: float
+    tokens: int
+    """Seen since the run began."""
+    seconds: float
+    tokens_per_second: float
+
+
+class Skipped(Event, frozen=True, kw_only=True, tag="skipped"):
+    """A step whose loss or gradient was not finite: no weight changed."""
+
+    step: int
+    loss: float | None
+    """None when the loss itself was not finite, which JSON cannot say."""
+    culprit: str
+    """The first parameter in layer order with a non-finite gradient, or "loss"."""
+
+
+class Validated(Event, frozen=True, kw_only=True, tag="validated"):
+    step: int
+    loss: float
+    bits_per_byte: float | None
+    tokens: int
+    seconds: float
+
+
+class BasisChanged(Event, frozen=True, kw_only=True, tag="basis_changed"):
+    step: int
+    version: int
+    captured_energy: float
+    largest_angle: float
+    mean_angle: float
+    orthonormality_error: float
+    kept_norm: float
+    loss_before: float | None
+    loss_after: float | None
+
+
+class Saved(Event, frozen=True, kw_only=True, tag="saved"):
+    step: int
+    path: str
+    nbytes: int
+    seconds: float
+
+
+class SaveFailed(Event, frozen=True, kw_only=True, tag="save_failed"):
+    step: int
+    reason: str
+
+
+class Stopped(Event, frozen=True, kw_only=True, tag="stopped"):
+    """`reason`: finished, signal, not_finite."""
+
+    step: int
+    reason: str
+
+
+AnyEvent = Started | Step | Skipped | Validated | BasisChanged | Saved | SaveFailed | Stopped
+
+_DECODER = msgspec.json.Decoder(AnyEvent)
+
+
+class EventLog:
+    """Appends to a file; an earlier run's lines stay, and a line that a crash cut short is closed first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+        if self._file.tell() and not _ends_with_newline(path):
+            self._file.write(b"\n")
+
+    def write(self, event: AnyEvent) -> None:
+        self._file.write(msgspec.json.encode(event) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_events(path: Path) -> Iterator[AnyEvent]:
+    """Events in the order of writing; lines that are not whole are passed over."""
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                yield _DECODER.decode(line)
+            except msgspec.ValidationError:
+                raise  # whole, but of another schema
+            except msgspec.DecodeError:
+                continue
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"

@@ -1,0 +1,34 @@
+"""From text to batches of token ids with exact resume: sources, tokenizer, packed shards, samples. No torch here."""
+
+from thinpipe.data.config import PrepareConfig
+from thinpipe.data.errors import DataError
+from thinpipe.data.manifest import Manifest, Vocabulary
+from thinpipe.data.prepare import Prepared, prepare
+from thinpipe.data.progress import Progress, progress_bar, quiet
+from thinpipe.data.samples import Batch, Batches, Cursor, TokenSequence, Windows, sequential_batches
+from thinpipe.data.shards import ShardWriter, Tokens
+from thinpipe.data.sources import Source, open_sources
+from thinpipe.data.tokenizer import Tokenizer
+
+__all__ = [
+    "Batch",
+    "Batches",
+    "Cursor",
+    "DataError",
+    "Manifest",
+    "PrepareConfig",
+    "Prepared",
+    "Progress",
+    "ShardWriter",
+    "Source",
+    "TokenSequence",
+    "Tokenizer",
+    "Tokens",
+    "Vocabulary",
+    "Windows",
+    "open_sources",
+    "prepare",
+    "progress_bar",
+    "quiet",
+    "sequential_batches",
+]

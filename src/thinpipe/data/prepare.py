@@ -1,0 +1,107 @@
+"""From text to a folder that a run can train on: tokenizer/, train/ and, when asked for, validation/.
+
+The manifest of train/ is the last file written and the first removed, so its presence means that all is finished.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinpipe.data.config import PrepareConfig
+from thinpipe.data.errors import DataError
+from thinpipe.data.manifest import Manifest
+from thinpipe.data.pieces import group_by_size
+from thinpipe.data.progress import Advance, Progress, quiet
+from thinpipe.data.shards import ShardWriter, refuse_finished_tokens, remove_tokens
+from thinpipe.data.sources import open_sources
+from thinpipe.data.split import Side, SplitText
+from thinpipe.data.tokenizer import ENCODE_CHARS, Tokenizer
+
+DEFAULT_VOCAB_SIZE = 32_768
+DEFAULT_TOKENIZER_TEXT_NBYTES = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Prepared:
+    tokenizer: Tokenizer
+    train: Manifest
+    validation: Manifest | None
+
+
+def prepare(config: PrepareConfig, progress: Progress = quiet) -> Prepared:
+    """Does all of it. When it raises, or is killed, nothing is left that opens and is not whole."""
+    folders: dict[Side, Path] = {"train": config.output / "train", "validation": config.output / "validation"}
+    if not config.overwrite:
+        refuse_finished_tokens(folders["train"])
+    text = _open_text(config)
+    tokenizer = _make_tokenizer(config, text, progress)
+    for folder in folders.values():
+        if folder.exists():
+            remove_tokens(folder)
+    tokenizer.save(config.output / "tokenizer")
+    with ExitStack() as stack:
+        writers: dict[Side, ShardWriter] = {}
+        for side, source in text.descriptions.items():
+            writer = ShardWriter(
+                folders[side], tokenizer.vocabulary, source=source, max_shard_tokens=config.max_shard_tokens
+            )
+            writers[side] = stack.enter_context(writer)
+        with progress("tokenizing", text.total_nbytes) as advance:
+            _pack(text, tokenizer, writers, advance)
+        if config.validation_fraction is not None:
+            _check_fraction(config.validation_fraction, writers)
+        validation = writers["validation"].finish() if "validation" in writers else None
+        return Prepared(tokenizer, writers["train"].finish(), validation)
+
+
+def _open_text(config: PrepareConfig) -> SplitText:
+    validation = None
+    if config.validation_sources:
+        split = config.validation_split or "validation"
+        validation = open_sources(config.validation_sources, field=config.text_field, split=split)
+    return SplitText(
+        train=open_sources(config.sources, field=config.text_field, split=config.split or "train"),
+        validation=validation,
+        fraction=config.validation_fraction,
+        seed=config.validation_seed,
+        max_documents=config.max_documents,
+    )
+
+
+def _make_tokenizer(config: PrepareConfig, text: SplitText, progress: Progress) -> Tokenizer:
+    if config.tokenizer is not None:
+        return Tokenizer.load(config.tokenizer, config.end_of_text)
+    with progress("training the tokenizer", None) as advance:
+        texts = _first(text.train_texts(), config.tokenizer_text_nbytes or DEFAULT_TOKENIZER_TEXT_NBYTES, advance)
+        return Tokenizer.train(texts, vocab_size=config.vocab_size or DEFAULT_VOCAB_SIZE)
+
+
+def _first(texts: Iterator[str], limit_nbytes: int, advance: Advance) -> Iterator[str]:
+    """Texts until they reach the limit together."""
+    total_nbytes = 0
+    for text in texts:
+        if total_nbytes >= limit_nbytes:
+            return
+        nbytes = len(text.encode())
+        total_nbytes += nbytes
+        advance(nbytes)
+        yield text
+
+
+def _pack(text: SplitText, tokenizer: Tokenizer, writers: Mapping[Side, ShardWriter], advance: Advance) -> None:
+    for group in group_by_size(text.documents(), lambda labelled: len(labelled[1].text), ENCODE_CHARS):
+        encoded = tokenizer.encode_batch([document.text for _, document in group])
+        for (side, document), ids in zip(group, encoded, strict=True):
+            writers[side].add(ids, text_nbytes=len(document.text.encode()))
+        advance(sum(document.read_nbytes for _, document in group))
+
+
+def _check_fraction(fraction: float, writers: Mapping[Side, ShardWriter]) -> None:
+    total = sum(writer.documents for writer in writers.values())
+    for side, writer in writers.items():
+        if total and not writer.documents:
+            raise DataError(
+                f"validation_fraction {fraction:g} leaves none of the {total:,} documents for {side}: "
+                "choose another fraction or seed, or give validation_sources"
+            )

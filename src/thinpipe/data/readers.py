@@ -1,0 +1,133 @@
+"""Documents out of one file: text, JSON lines or Parquet, or out of a Hugging Face data set.
+
+Every reader yields the text exactly as it is stored, empty ones left out, and fails with the place of what it cannot
+read. Which files to read, and in which order, is for `sources`.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from thinpipe.data.errors import DataError
+
+DOCUMENT_SEPARATOR = "<|endoftext|>"
+"""A line of a .txt file that holds only this ends a document."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_PARQUET_ROWS_PER_READ = 64  # documents may be whole books
+
+
+class Document(NamedTuple):
+    text: str
+    read_nbytes: int
+    """Bytes of the source that were read for it: what a progress bar counts."""
+
+
+Reader = Callable[[Path, str], Iterator[Document]]
+"""Called with the file and the name of the field that holds the text."""
+
+
+def read_txt(path: Path, _field: str) -> Iterator[Document]:
+    """The whole file is one document, unless separator lines cut it."""
+    separator = DOCUMENT_SEPARATOR.encode()
+    data, first_line, read_nbytes = bytearray(), 1, 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            read_nbytes += len(line)
+            if line.strip() != separator:
+                data += line
+                continue
+            if data:
+                yield Document(_decode(data, path, first_line), read_nbytes)
+            data, first_line, read_nbytes = bytearray(), number + 1, 0
+    if data:
+        yield Document(_decode(data, path, first_line), read_nbytes)
+
+
+def read_jsonl(path: Path, field: str) -> Iterator[Document]:
+    """One JSON object a line; blank lines are left out."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            where = f"{path}, line {number}"
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(_decode(line, path, number))
+            except json.JSONDecodeError as error:
+                raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno}); one object a line") from None
+            if not isinstance(record, dict):
+                raise DataError(f'{where}: not an object; write {{"{field}": "..."}}')
+            if text := _text_of(record, field, where):
+                yield Document(text, len(line))
+
+
+def read_parquet(path: Path, field: str) -> Iterator[Document]:
+    try:
+        from pyarrow import ArrowException  # type: ignore[import-untyped]
+        from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
+    except ImportError:
+        raise DataError(f"{path}: reading Parquet needs pyarrow: pip install 'thinpipe[parquet]'") from None
+    try:
+        with ParquetFile(path) as file:
+            if field not in file.schema_arrow.names:
+                raise DataError(_no_such_field(field, file.schema_arrow.names, str(path)))
+            row, nbytes_per_row = 0, path.stat().st_size // max(1, file.metadata.num_rows)
+            for batch in file.iter_batches(batch_size=_PARQUET_ROWS_PER_READ, columns=[field]):
+                for value in batch.column(0).to_pylist():
+                    row += 1
+                    if text := _text_of({field: value}, field, f"{path}, row {row}"):
+                        yield Document(text, nbytes_per_row)
+    except ArrowException as error:
+        raise DataError(f"{path}: not a readable Parquet file ({error}): copy or download it again") from error
+
+
+def read_hub(name: str, config: str | None, split: str, field: str) -> Iterator[Document]:
+    """Streams, so that reading starts at once and nothing but the tokens takes space on the disk."""
+    try:
+        import datasets  # type: ignore[import-untyped]
+    except ImportError:
+        raise DataError(f"hf:{name}: needs the library datasets: pip install 'thinpipe[hf]'") from None
+    where = f"hf:{name}{f':{config}' if config else ''}, split {split}"
+    try:
+        rows = datasets.load_dataset(name, config, split=split, streaming=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{where}: {error}. Check the name, the configuration and the split") from error
+    for number, row in enumerate(rows, 1):
+        if text := _text_of(row, field, f"{where}, row {number}"):
+            yield Document(text, len(text.encode()))
+
+
+READERS: dict[str, Reader] = {".txt": read_txt, ".jsonl": read_jsonl, ".parquet": read_parquet}
+
+
+def _decode(data: bytes | bytearray, path: Path, first_line: int) -> str:
+    if first_line == 1:
+        data = data.removeprefix(_BYTE_ORDER_MARK)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = first_line + data.count(b"\n", 0, error.start)
+        raise DataError(
+            f"{path}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8 ({error.reason}); convert the file, "
+            "for example with: iconv -f latin1 -t utf-8"
+        ) from None
+
+
+def _text_of(record: dict[str, Any], field: str, where: str) -> str:
+    if field not in record:
+        raise DataError(_no_such_field(field, list(record), where))
+    text = record[field]
+    if not isinstance(text, str):
+        kind = "null" if text is None else type(text).__name__
+        raise DataError(f"{where}: '{field}' is {kind}, not text; drop this record or name another field")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # JSON can spell these (\ud800), but they are no characters and no tokenizer takes them.
+        half = ascii(text[error.start])
+        raise DataError(f"{where}: '{field}' holds {half}, half of a surrogate pair; remove it") from None
+    return text
+
+
+def _no_such_field(field: str, names: list[str], where: str) -> str:
+    return f"{where}: no field '{field}'; there are: {', '.join(names) or 'none'}. Name the one that holds the text"

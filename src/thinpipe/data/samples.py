@@ -1,0 +1,113 @@
+"""From a long row of tokens to batches of samples, as a pure function of a cursor: resuming is exact by construction.
+
+Sample i is the window of seq_len + 1 ids that starts at i * seq_len, so the last label of one is the first input of
+the next. Each epoch visits every sample once, in an order that depends on seed and epoch alone, not on the batch size.
+Shape suffixes: B samples, W = seq_len + 1 ids.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from thinpipe.core.seeds import derive_seed
+from thinpipe.data.errors import DataError
+from thinpipe.data.permutation import Permutation
+
+Ids = npt.NDArray[np.int64]
+
+
+class TokenSequence(Protocol):
+    """What samples are cut from; `Tokens` is one."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> Ids: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cursor:
+    """Where a run is in its data: one number, from which epoch and position follow. Part of every checkpoint."""
+
+    samples_seen: int = 0
+
+    def __post_init__(self) -> None:
+        if self.samples_seen < 0:
+            raise ValueError(f"samples_seen cannot be {self.samples_seen}: a run starts at 0")
+
+
+class Batch(NamedTuple):
+    """`ids_BW[:, :-1]` are inputs and `ids_BW[:, 1:]` labels; `following` is the cursor of the next batch."""
+
+    ids_BW: Ids
+    sample_ids_B: Ids
+    following: Cursor
+
+
+class Windows:
+    """The samples of a token sequence, by id. A last window that is not full is dropped."""
+
+    def __init__(self, tokens: TokenSequence, seq_len: int) -> None:
+        if seq_len < 1:
+            raise ValueError(f"seq_len {seq_len} must be at least 1")
+        if len(tokens) <= seq_len:
+            raise DataError(
+                f"the data has {len(tokens):,} tokens, but one sample of seq_len {seq_len:,} needs {seq_len + 1:,}: "
+                "lower seq_len or prepare more text"
+            )
+        self.tokens, self.seq_len = tokens, seq_len
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.seq_len
+
+    def read(self, sample_ids_B: Ids) -> Ids:
+        ids_BW = np.empty((len(sample_ids_B), self.seq_len + 1), np.int64)
+        for row, sample in enumerate(sample_ids_B.tolist()):
+            if not 0 <= sample < len(self):
+                raise IndexError(f"sample {sample} does not lie in 0 ... {len(self) - 1}")
+            start = sample * self.seq_len
+            ids_BW[row] = self.tokens.read(start, start + self.seq_len + 1)
+        return ids_BW
+
+
+class Batches:
+    """Shuffled training batches without end."""
+
+    def __init__(self, tokens: TokenSequence, *, seq_len: int, batch_size: int, seed: int) -> None:
+        _check_batch_size(batch_size)
+        self.windows = Windows(tokens, seq_len)
+        self.batch_size, self.seed = batch_size, seed
+
+    def sample_ids(self, samples_seen: int, count: int) -> Ids:
+        """The `count` samples that follow the first `samples_seen` of the run. May cross any number of epochs."""
+        epochs, positions = np.divmod(samples_seen + np.arange(count, dtype=np.int64), len(self.windows))
+        ids = np.empty(count, np.int64)
+        for epoch in np.unique(epochs).tolist():
+            order = Permutation(len(self.windows), key=derive_seed(self.seed, "epoch", epoch))
+            ids[epochs == epoch] = order(positions[epochs == epoch])
+        return ids
+
+    def batch_at(self, cursor: Cursor) -> Batch:
+        sample_ids_B = self.sample_ids(cursor.samples_seen, self.batch_size)
+        following = Cursor(samples_seen=cursor.samples_seen + self.batch_size)
+        return Batch(self.windows.read(sample_ids_B), sample_ids_B, following)
+
+    def epoch(self, cursor: Cursor) -> int:
+        """The epoch of the next sample, from 0."""
+        return cursor.samples_seen // len(self.windows)
+
+
+def sequential_batches(tokens: TokenSequence, *, seq_len: int, batch_size: int) -> Iterator[tuple[Ids, Ids]]:
+    """For validation: (ids_BW, sample_ids_B) of every sample once and in order; the last batch may be short."""
+    _check_batch_size(batch_size)
+    windows = Windows(tokens, seq_len)
+    for start in range(0, len(windows), batch_size):
+        sample_ids_B = np.arange(start, min(start + batch_size, len(windows)), dtype=np.int64)
+        yield windows.read(sample_ids_B), sample_ids_B
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise ValueError(f"batch_size {batch_size} must be at least 1")

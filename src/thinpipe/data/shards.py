@@ -1,0 +1,174 @@
+"""Tokens on the disk: raw little-endian ids in files of bounded size, and a manifest that is written last.
+
+Documents follow each other, each closed by the end-of-text token; a document may cross from one file to the next.
+Here are the writer and the memory-mapped reader. Text and tokenizers are not known here.
+"""
+
+import bisect
+import hashlib
+import itertools
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from thinpipe.core.files import AtomicFile, file_sha256, remove_durably, remove_partial_files, write_atomically
+from thinpipe.data.errors import DataError
+from thinpipe.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, Vocabulary, encode_manifest, read_manifest
+from thinpipe.data.progress import Progress, quiet
+
+DEFAULT_MAX_SHARD_TOKENS = 100_000_000
+
+
+class _OpenShard:
+    """The shard that is being written, and its hash so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = AtomicFile(path)
+        self.tokens = 0
+        self.hash = hashlib.sha256()
+
+    def write(self, ids: npt.NDArray[Any]) -> None:
+        data = ids.tobytes()
+        self.file.write(data)
+        self.hash.update(data)
+        self.tokens += len(ids)
+
+    def commit(self) -> ShardEntry:
+        self.file.commit()
+        return ShardEntry(file=self.file.path.name, tokens=self.tokens, sha256=self.hash.hexdigest())
+
+
+class ShardWriter:
+    """Packs documents into a folder. Nothing there can be opened before `finish`. One writer at a time.
+
+    As a context manager it removes its unfinished file when the block is left without `finish`.
+    """
+
+    def __init__(
+        self, folder: Path, vocabulary: Vocabulary, *, source: str, max_shard_tokens: int = DEFAULT_MAX_SHARD_TOKENS
+    ) -> None:
+        if max_shard_tokens < 1:
+            raise ValueError(f"max_shard_tokens {max_shard_tokens} must be at least 1")
+        refuse_finished_tokens(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_tokens(folder)  # what an interrupted writer left
+        self.folder, self.vocabulary, self.source = folder, vocabulary, source
+        self.max_shard_tokens = max_shard_tokens
+        self.documents = self.text_nbytes = 0
+        self._dtype = np.dtype("<u2" if vocabulary.size <= 2**16 else "<u4")
+        self._end_of_text = np.array([vocabulary.end_of_text_id], self._dtype)
+        self._entries: list[ShardEntry] = []
+        self._open: _OpenShard | None = None
+
+    def add(self, ids: npt.NDArray[np.uint32], *, text_nbytes: int) -> None:
+        """One document without its end-of-text token, and the size of its text in UTF-8."""
+        if ids.size and int(ids.max()) >= self.vocabulary.size:
+            raise ValueError(f"id {int(ids.max())} is not in a vocabulary of {self.vocabulary.size}")
+        self._append(ids.astype(self._dtype))
+        self._append(self._end_of_text)
+        self.documents += 1
+        self.text_nbytes += text_nbytes
+
+    def finish(self) -> Manifest:
+        """Writes what is left, then the manifest."""
+        if not self.text_nbytes:
+            raise DataError(f"no text for {self.folder}: {self.source} holds no document that is not empty")
+        if self._open is not None:
+            self._commit_shard(self._open)
+        manifest = Manifest(
+            dtype="uint16" if self._dtype.itemsize == 2 else "uint32",
+            vocabulary=self.vocabulary,
+            documents=self.documents,
+            text_nbytes=self.text_nbytes,
+            source=self.source,
+            shards=tuple(self._entries),
+        )
+        write_atomically(self.folder / MANIFEST_NAME, encode_manifest(manifest))
+        return manifest
+
+    def _append(self, ids: npt.NDArray[Any]) -> None:
+        while len(ids):
+            if self._open is None:
+                self._open = _OpenShard(self.folder / f"shard-{len(self._entries):05d}.bin")
+            room = self.max_shard_tokens - self._open.tokens
+            self._open.write(ids[:room])
+            ids = ids[room:]
+            if self._open.tokens == self.max_shard_tokens:
+                self._commit_shard(self._open)
+
+    def _commit_shard(self, shard: _OpenShard) -> None:
+        self._open = None
+        self._entries.append(shard.commit())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._open is not None:
+            self._open.file.discard()
+
+
+class Tokens:
+    """Finished tokens of a folder, read as one long row. Opening checks the manifest and the size of every file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_manifest(folder)
+        self._shards = [self._map(entry) for entry in self.manifest.shards]
+        self._starts = list(itertools.accumulate((len(shard) for shard in self._shards), initial=0))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """A copy of the ids start ... stop - 1, which may lie in several files."""
+        if not 0 <= start <= stop <= len(self):
+            raise IndexError(f"ids {start} ... {stop - 1} do not lie in 0 ... {len(self) - 1}")
+        ids = np.empty(stop - start, np.int64)
+        index = bisect.bisect_right(self._starts, start) - 1
+        position = start
+        while position < stop:
+            part = self._shards[index][position - self._starts[index] : stop - self._starts[index]]
+            ids[position - start : position - start + len(part)] = part
+            position += len(part)
+            index += 1
+        return ids
+
+    def verify(self, progress: Progress = quiet) -> None:
+        """Reads every file and compares its sha256 with the manifest."""
+        with progress("verifying", len(self) * self.manifest.itemsize_nbytes) as advance:
+            for entry in self.manifest.shards:
+                if file_sha256(self.folder / entry.file) != entry.sha256:
+                    raise DataError(
+                        f"{self.folder / entry.file} has changed since it was written (its sha256 differs from the "
+                        "manifest): copy it again, or prepare the tokens again"
+                    )
+                advance(entry.tokens * self.manifest.itemsize_nbytes)
+
+    def _map(self, entry: ShardEntry) -> npt.NDArray[Any]:
+        path, expected_nbytes = self.folder / entry.file, entry.tokens * self.manifest.itemsize_nbytes
+        remedy = "copy the folder again, or prepare the tokens again"
+        if not path.is_file():
+            raise DataError(f"{path} is missing, but the manifest names it: {remedy}")
+        if (nbytes := path.stat().st_size) != expected_nbytes:
+            raise DataError(f"{path} has {nbytes:,} bytes where the manifest says {expected_nbytes:,}: {remedy}")
+        mapped = np.memmap(path, dtype=np.dtype(self.manifest.dtype).newbyteorder("<"), mode="r")
+        return mapped.view(np.ndarray)  # the same memory; reading slices of a memmap takes 2 to 4 times as long
+
+
+def refuse_finished_tokens(folder: Path) -> None:
+    if (folder / MANIFEST_NAME).exists():
+        raise DataError(f"{folder} already holds finished tokens: choose another folder, or allow overwriting them")
+
+
+def remove_tokens(folder: Path) -> None:
+    """Removes tokens, finished or not, and no other file. The manifest goes first, so that no half can be opened."""
+    remove_durably(folder / MANIFEST_NAME)
+    for shard in folder.glob("shard-*.bin"):
+        shard.unlink()
+    remove_partial_files(folder)

@@ -1,0 +1,141 @@
+"""A tokenizer as files that Hugging Face libraries read too: trained here (byte-level BPE) or loaded.
+
+Text is always encoded as text: nothing in a document can become an end-of-text token, and nothing is added, cut off
+or padded, whatever the loaded files ask for.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from thinpipe.core.files import write_atomically
+from thinpipe.data.errors import DataError
+from thinpipe.data.manifest import Vocabulary
+from thinpipe.data.pieces import cut_into_pieces, group_by_size
+
+END_OF_TEXT = "<|endoftext|>"
+MIN_VOCAB_SIZE = 257  # 256 bytes and end-of-text
+ENCODE_CHARS = 2**22
+"""Text that is encoded in one call: enough to keep all cores busy."""
+
+_MAIN, _CONFIG, _SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+_KEPT_FILES = (_CONFIG, _SPECIAL, "chat_template.jinja")
+
+
+class Tokenizer:
+    """Between text and ids. Holds its files as they are, so saving a loaded tokenizer copies it byte for byte."""
+
+    def __init__(self, files: Mapping[str, bytes], end_of_text: str | None = None) -> None:
+        content = json.loads(files[_MAIN])
+        self._backend = tokenizers.Tokenizer.from_buffer(files[_MAIN])
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = True  # as the text that they are
+        self.end_of_text = end_of_text or _end_of_text(files.get(_CONFIG)) or END_OF_TEXT
+        end_of_text_id = self._backend.token_to_id(self.end_of_text)
+        if end_of_text_id is None:
+            special = ", ".join(token["content"] for token in content.get("added_tokens", []))
+            raise DataError(
+                f"the tokenizer has no token '{self.end_of_text}' to end a document with; name one of: {special}"
+            )
+        self._files = {**_config_files(self.end_of_text), **files}
+        self.vocabulary = Vocabulary(
+            # Ids may have gaps, so the number of tokens is not enough.
+            size=max(self._backend.get_vocab(with_added_tokens=True).values()) + 1,
+            end_of_text_id=end_of_text_id,
+            tokenizer_sha256=_content_sha256(content, self.end_of_text),
+        )
+
+    @classmethod
+    def train(cls, texts: Iterable[str], *, vocab_size: int) -> Self:
+        """Byte-level BPE. The same texts give the same tokenizer; every text can be encoded and comes back exactly."""
+        if vocab_size < MIN_VOCAB_SIZE:
+            raise DataError(f"vocab_size {vocab_size} is too small: {MIN_VOCAB_SIZE} is every byte and {END_OF_TEXT}")
+        backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = tokenizers.decoders.ByteLevel()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        backend.train_from_iterator((piece for text in texts for piece in cut_into_pieces(text)), trainer)
+        if (size := backend.get_vocab_size()) < vocab_size:
+            raise DataError(f"the text is too short for vocab_size {vocab_size:,}: give more, or at most {size:,}")
+        return cls({_MAIN: backend.to_str(pretty=True).encode()})
+
+    @classmethod
+    def load(cls, path: Path, end_of_text: str | None = None) -> Self:
+        """A tokenizer.json, or a folder with one: ours or from Hugging Face.
+
+        The end-of-text token is the given one, else the folder's eos_token, else <|endoftext|>.
+        """
+        main = path / _MAIN if path.is_dir() else path
+        if not main.is_file():
+            raise DataError(
+                f"{main} does not exist: give a {_MAIN} or a folder with one (a folder without it is converted by "
+                "transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(new_folder))"
+            )
+        others = (main.with_name(name) for name in _KEPT_FILES)
+        files = {_MAIN: main.read_bytes(), **{other.name: other.read_bytes() for other in others if other.is_file()}}
+        try:
+            return cls(files, end_of_text)
+        except DataError as error:
+            raise DataError(f"{main}: {error}") from error
+        except Exception as error:  # the library raises bare Exception for anything it cannot parse
+            raise DataError(
+                f"{main} (or {_CONFIG} beside it) is not what the library tokenizers reads: {error}"
+            ) from error
+
+    def save(self, folder: Path) -> None:
+        """For `Tokenizer.load`, `tokenizers.Tokenizer.from_file` and `transformers.AutoTokenizer.from_pretrained`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in sorted(self._files.items(), key=lambda item: item[0] == _MAIN):
+            write_atomically(folder / name, data)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
+        """The ids of each text, without end-of-text. Uses all cores unless TOKENIZERS_PARALLELISM is false."""
+        pieces = [list(cut_into_pieces(text)) for text in texts]
+        encoded = self._encode_pieces(piece for of_text in pieces for piece in of_text)
+        return [np.concatenate([next(encoded) for _ in of_text]) for of_text in pieces]
+
+    def _encode_pieces(self, pieces: Iterable[str]) -> Iterator[npt.NDArray[np.uint32]]:
+        # In groups, because the library's own result takes some 100 bytes a token.
+        for group in group_by_size(pieces, len, ENCODE_CHARS):
+            for encoding in self._backend.encode_batch_fast(group, add_special_tokens=False):
+                yield np.array(encoding.ids, np.uint32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._backend.decode(list(ids), skip_special_tokens=False)
+
+
+def _end_of_text(config_file: bytes | None) -> str | None:
+    """The eos_token of a tokenizer_config.json, which may be a string or an object."""
+    token: Any = json.loads(config_file).get("eos_token") if config_file else None
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
+def _config_files(end_of_text: str) -> dict[str, bytes]:
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), end_of_text)
+    config = {
+        **special,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,  # it would change text on the way back
+        "model_max_length": 10**30,  # no limit: that is a matter of the model
+    }
+    return {_CONFIG: json.dumps(config, indent=2).encode(), _SPECIAL: json.dumps(special, indent=2).encode()}
+
+
+def _content_sha256(content: dict[str, Any], end_of_text: str) -> str:
+    """Over what decides the ids of a text, so that the layout of the file and settings for padding do not count."""
+    deciding = {name: content.get(name) for name in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
+    text = json.dumps([deciding, end_of_text], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

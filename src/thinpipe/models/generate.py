@@ -1,0 +1,93 @@
+"""Text from a model, one token id at a time: greedy, or sampled from the likeliest tokens (nucleus sampling).
+
+One text, in one process, with a memory. Knows no tokenizer and no batches.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from thinpipe.core.errors import UserError
+from thinpipe.models.memory import Memory
+from thinpipe.models.model import Model
+
+_PIECE = 256
+"""Tokens of the prompt that are read at once: the logits of a long prompt, T x V, could be larger than the model."""
+
+
+def generate(
+    model: Model,
+    prompt_ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop_id: int | None = None,
+) -> Iterator[int]:
+    """Yields the ids that follow the prompt, each as soon as it is known.
+
+    Temperature 0 always takes the likeliest token. `top_p` samples from the fewest tokens that together have at least
+    this probability. The text ends after `max_new_tokens`; after `stop_id`, which is yielded as well, so that one can
+    tell; and, cleanly too, when prompt and answer together have max_seq_len tokens.
+    """
+    config = model.config
+    if not 0 < len(prompt_ids) < config.max_seq_len:
+        raise UserError(
+            f"a prompt of {len(prompt_ids)} tokens: give at least one, and fewer than max_seq_len {config.max_seq_len}"
+        )
+    if not all(0 <= token < config.vocab_size for token in prompt_ids):
+        raise UserError(f"token ids must lie between 0 and {config.vocab_size - 1}: is it this model's tokenizer?")
+    if temperature < 0 or not 0 < top_p <= 1 or max_new_tokens < 0:
+        raise UserError(
+            f"temperature {temperature} must be 0 or more, top_p {top_p} above 0 and at most 1, "
+            f"max_new_tokens {max_new_tokens} 0 or more"
+        )
+    dropout: float = getattr(config, "dropout", 0.0)
+    if model.training and dropout:
+        raise ValueError("dropout is on: call model.eval() first")
+    end = min(len(prompt_ids) + max_new_tokens, config.max_seq_len)
+    return _stream(model, list(prompt_ids), end, temperature, top_p, torch.Generator().manual_seed(seed), stop_id)
+
+
+def _stream(
+    model: Model,
+    ids: list[int],
+    end: int,
+    temperature: float,
+    top_p: float,
+    generator: torch.Generator,
+    stop_id: int | None,
+) -> Iterator[int]:
+    memory, unread = Memory(end), ids
+    for _ in range(len(ids), end):
+        token = choose(_read(model, unread, memory), temperature, top_p, generator)
+        yield token
+        if token == stop_id:
+            return
+        unread = [token]
+
+
+@torch.no_grad()
+def _read(model: Model, ids: list[int], memory: Memory) -> Tensor:
+    """The logits after the last of `ids`."""
+    device = next(model.parameters()).device
+    logits_BTV = torch.empty(0)
+    for piece_BT in torch.tensor([ids], device=device).split(_PIECE, dim=1):
+        logits_BTV = model(piece_BT, memory)
+    return logits_BTV[0, -1]
+
+
+def choose(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
+    """One id. Everything random happens on the CPU in float64, with one number per token from `generator`."""
+    logits_V = logits_V.to("cpu", torch.float64)
+    if not torch.isfinite(logits_V).all():
+        raise UserError("the model's logits are not finite: was it loaded, and did its training converge?")
+    if temperature == 0:
+        return int(logits_V.argmax())
+    probabilities_V, ids_V = (logits_V / temperature).softmax(0).sort(descending=True, stable=True)
+    up_to_V = probabilities_V.cumsum(0)
+    kept = int((up_to_V - probabilities_V < top_p).sum())  # those that the likelier ones do not make up for
+    drawn = torch.rand((), generator=generator, dtype=torch.float64) * up_to_V[kept - 1]
+    return int(ids_V[torch.searchsorted(up_to_V[:kept], drawn)])

@@ -1,0 +1,76 @@
+"""Keys and values of the tokens seen so far, so that a new token costs one token's work (a KV cache).
+
+A memory belongs to one text (or one batch of texts of the same length) and is handed to `forward` by whoever decodes:
+models keep no state. Segments in processes of their own hold one each. Training does not use it, and gradients do not
+flow through it.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class LayerMemory:
+    """Of one block. Room for `max_length` tokens is taken when the first keys show batch, heads, dtype and device."""
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length, self.length = max_length, 0
+        self._keys_BNTH: Tensor | None = None
+        self._values_BNTH: Tensor | None = None
+
+    def extend(self, key_BNTH: Tensor, value_BNTH: Tensor) -> tuple[Tensor, Tensor]:
+        """Appends what new tokens bring and returns the keys and values of all tokens so far."""
+        if key_BNTH.requires_grad or value_BNTH.requires_grad:
+            raise ValueError("gradients do not flow through a memory: decode inside torch.no_grad()")
+        if self._keys_BNTH is None or self._values_BNTH is None:
+            batch, heads, _, head_dim = key_BNTH.shape
+            self._keys_BNTH = key_BNTH.new_empty(batch, heads, self.max_length, head_dim)
+            self._values_BNTH = torch.empty_like(self._keys_BNTH)
+        if key_BNTH.shape[0] != self._keys_BNTH.shape[0]:
+            raise ValueError(
+                f"this memory is of {self._keys_BNTH.shape[0]} texts, not {key_BNTH.shape[0]}: "
+                "make another Memory for another batch"
+            )
+        start, self.length = self.length, self.length + key_BNTH.shape[2]
+        self._keys_BNTH[:, :, start : self.length] = key_BNTH
+        self._values_BNTH[:, :, start : self.length] = value_BNTH
+        return self._keys_BNTH[:, :, : self.length], self._values_BNTH[:, :, : self.length]
+
+
+class Memory:
+    """Of a model, or of the blocks of one segment; `max_length` is at most the model's max_seq_len."""
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+        self._layers: dict[int, LayerMemory] = {}
+
+    def layer(self, block: int) -> LayerMemory:
+        return self._layers.setdefault(block, LayerMemory(self.max_length))
+
+    @property
+    def length(self) -> int:
+        """Tokens that have passed every block so far: the position of the next one."""
+        return min((layer.length for layer in self._layers.values()), default=0)
+
+
+def attend(
+    query_BNTH: Tensor, key_BNTH: Tensor, value_BNTH: Tensor, memory: LayerMemory | None, dropout: float = 0.0
+) -> Tensor:
+    """Causal attention of new tokens to themselves and to those in `memory`, which takes the new ones in."""
+    if memory is not None:
+        key_BNTH, value_BNTH = memory.extend(key_BNTH, value_BNTH)
+    new, seen = query_BNTH.shape[2], key_BNTH.shape[2]
+    # `is_causal` lines up the first query with the first key, which is right only if there is nothing before the
+    # query. The last token sees everything and needs no mask at all.
+    mask_TT = None
+    if new not in (1, seen):
+        mask_TT = torch.ones(new, seen, dtype=torch.bool, device=query_BNTH.device).tril(seen - new)
+    return F.scaled_dot_product_attention(
+        query_BNTH,
+        key_BNTH,
+        value_BNTH,
+        attn_mask=mask_TT,
+        dropout_p=dropout,
+        is_causal=new == seen,
+        enable_gqa=key_BNTH.shape[1] != query_BNTH.shape[1],
+    )

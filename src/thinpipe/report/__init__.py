@@ -1,0 +1,1 @@
+"""What a run's event log shows: the loss curve and a few lines in words."""

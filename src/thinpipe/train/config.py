@@ -1,0 +1,227 @@
+"""All settings of a run, section by section, with the names that users of torchtitan know. No torch here.
+
+Each field's docstring is its help on the command line. What cannot work is refused here, before anything is loaded.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from thinpipe.core.errors import UserError
+from thinpipe.models.config import Execution, ModelConfig, SubspaceConfig
+from thinpipe.models.presets import PRESETS
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSection:
+    dump_folder: Path = Path("runs/default")
+    """Everything the run writes goes here: events, settings, checkpoints."""
+    print_config: bool = False
+    """Print all settings, defaults included, before the run begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSection:
+    """A preset, and the fields in which the model differs from it."""
+
+    preset: str = "llama-tiny"
+    """One of the named sizes, for example llama-tiny, llama-150m, llama-8b, gpt2."""
+    initial: Path | None = None
+    """Start from this checkpoint folder (see `thinpipe import`) instead of random weights; it also says the model."""
+    dim: int | None = None
+    n_layers: int | None = None
+    n_heads: int | None = None
+    n_kv_heads: int | None = None
+    """Llama only."""
+    hidden_dim: int | None = None
+    """Llama only."""
+    max_seq_len: int | None = None
+    dropout: float | None = None
+    """GPT-2 only."""
+    tied: bool | None = None
+    """Head and embedding share their weights: uncut dense models only."""
+    boundaries: tuple[int, ...] | None = None
+    """Cuts between blocks: 2 4 makes three segments."""
+    subspace: SubspaceConfig = field(default_factory=SubspaceConfig)
+
+    def __post_init__(self) -> None:
+        if self.initial is not None:
+            untouched = ModelSection()
+            for setting in dataclasses.fields(self):
+                if setting.name != "initial" and getattr(self, setting.name) != getattr(untouched, setting.name):
+                    raise UserError(f"model.initial says the whole model: leave model.{setting.name} out")
+
+    def resolve(self, vocab_size: int) -> ModelConfig:
+        """The model's own configuration; the data says how many tokens there are."""
+        if self.preset not in PRESETS:
+            raise UserError(f"model.preset {self.preset!r} is not one of: {', '.join(PRESETS)}")
+        if self.subspace.fixed == "given":
+            raise UserError(
+                'model.subspace.fixed = "given" comes with `thinpipe import` only: write "signs" or "gaussian"'
+            )
+        preset = PRESETS[self.preset]
+        changes: dict[str, object] = {"vocab_size": vocab_size, "subspace": self.subspace}
+        known = {field.name for field in dataclasses.fields(preset)}
+        for change in dataclasses.fields(self):
+            value = getattr(self, change.name)
+            if value is None or change.name in ("preset", "initial", "subspace"):
+                continue
+            if change.name not in known:
+                raise UserError(f"model.{change.name} does not belong to {self.preset}: leave it out")
+            changes[change.name] = value
+        return dataclasses.replace(preset, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSection:
+    path: Path = Path("data/tokens")
+    """Folder made by `thinpipe tokenize`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSection:
+    steps: int = 1000
+    """Optimiser steps of the whole run, those before a resume included."""
+    global_batch_size: int = 16
+    """Sequences per optimiser step."""
+    seq_len: int = 128
+    """Tokens per sequence."""
+    max_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Of weights and optimiser state."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N. auto takes a GPU when there is one."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "global_batch_size", "seq_len"):
+            if getattr(self, name) < 1:
+                raise UserError(f"training.{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_norm <= 0:
+            raise UserError(f"training.max_norm must be above 0, not {self.max_norm}; inf switches clipping off")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelismSection:
+    pipeline_parallel_microbatch_size: int | None = None
+    """Sequences per micro-batch. None: the whole batch at once. Must divide training.global_batch_size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSection:
+    lr: float = 1e-3
+    """The highest learning rate of the schedule."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    """Of matrices; norms and biases are not decayed."""
+    second_moment: Literal["row", "element"] = "row"
+    """For coordinates in a subspace: the paper's row-wise rule, or plain AdamW."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSection:
+    warmup_steps: int = 50
+    """Linear rise from 0."""
+    decay_type: Literal["cosine", "linear", "wsd"] = "cosine"
+    """After the warm-up: cosine or linear down to min_lr_factor, or stay and decay at the end (wsd)."""
+    decay_ratio: float | None = None
+    """wsd only: the share of all steps in which the rate falls linearly (default 0.2)."""
+    min_lr_factor: float = 0.1
+    """The last learning rate, as a share of optimizer.lr."""
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise UserError(f"lr_scheduler.warmup_steps must be at least 0, not {self.warmup_steps}")
+        if not 0 <= self.min_lr_factor <= 1:
+            raise UserError(f"lr_scheduler.min_lr_factor must lie between 0 and 1, not {self.min_lr_factor}")
+        if self.decay_ratio is not None and self.decay_type != "wsd":
+            raise UserError(
+                f'lr_scheduler.decay_ratio is for decay_type = "wsd", not {self.decay_type!r}: leave it out'
+            )
+        if self.decay_ratio is not None and not 0 < self.decay_ratio <= 1:
+            raise UserError(f"lr_scheduler.decay_ratio must lie between 0 and 1, not {self.decay_ratio}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BasisSection:
+    """How the subspace moves (subspace models only)."""
+
+    interval: int = 500
+    """Optimiser steps between two Grassmann updates; 0 keeps the first basis."""
+    step_size: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSection:
+    interval: int = 200
+    """Optimiser steps between two checkpoints; one more is written at the end."""
+    keep_latest_k: int = 2
+    """Older ones are removed; 0 keeps all."""
+
+    def __post_init__(self) -> None:
+        if self.interval < 1 or self.keep_latest_k < 0:
+            raise UserError("checkpoint.interval must be at least 1 and checkpoint.keep_latest_k at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSection:
+    freq: int = 200
+    """Optimiser steps between two validations, and one at the end; 0: never."""
+    steps: int = 20
+    """Batches per validation; 0: all the validation text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsSection:
+    log_freq: int = 10
+    """Optimiser steps between two lines on a console that is no terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebugSection:
+    seed: int = 0
+    """Of initial weights, data order and dropout."""
+    deterministic: bool = False
+    """Refuse operations that do not repeat bit for bit. CPU runs repeat without it, for a fixed number of threads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Settings of `thinpipe train`."""
+
+    job: JobSection = field(default_factory=JobSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    data: DataSection = field(default_factory=DataSection)
+    training: TrainingSection = field(default_factory=TrainingSection)
+    parallelism: ParallelismSection = field(default_factory=ParallelismSection)
+    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
+    lr_scheduler: SchedulerSection = field(default_factory=SchedulerSection)
+    basis: BasisSection = field(default_factory=BasisSection)
+    execution: Execution = field(default_factory=Execution)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    validation: ValidationSection = field(default_factory=ValidationSection)
+    metrics: MetricsSection = field(default_factory=MetricsSection)
+    debug: DebugSection = field(default_factory=DebugSection)
+
+    def __post_init__(self) -> None:
+        if self.training.global_batch_size % self.microbatch_size:
+            raise UserError(
+                f"parallelism.pipeline_parallel_microbatch_size {self.microbatch_size} does not divide "
+                f"training.global_batch_size {self.training.global_batch_size}: micro-batches must be equal"
+            )
+        if self.lr_scheduler.warmup_steps >= self.training.steps:
+            raise UserError(
+                f"lr_scheduler.warmup_steps {self.lr_scheduler.warmup_steps} must be below "
+                f"training.steps {self.training.steps}"
+            )
+
+    @property
+    def microbatch_size(self) -> int:
+        return self.parallelism.pipeline_parallel_microbatch_size or self.training.global_batch_size
+
+    @property
+    def microbatches(self) -> int:
+        return self.training.global_batch_size // self.microbatch_size

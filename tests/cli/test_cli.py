@@ -1,0 +1,126 @@
+"""The command line as a user meets it: in a process of its own."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+import time
+import typing
+from dataclasses import dataclass, fields, is_dataclass
+
+import pytest
+import tyro
+
+from thinpipe import __version__, cli
+from thinpipe.cli.verbs import GROUPS, VERBS, Verb
+from thinpipe.core.errors import UserError
+
+
+def thinpipe(*arguments):
+    command = [sys.executable, "-m", "thinpipe", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_help_answers_in_under_a_second():
+    seconds = []
+    for _ in range(3):  # the best of three: a busy machine is not our fault
+        start = time.perf_counter()
+        done = thinpipe("--help")
+        seconds.append(time.perf_counter() - start)
+    assert done.returncode == 0
+    assert all(name.split()[0] in done.stdout for name in VERBS)
+    assert min(seconds) < 1.0
+
+
+def test_building_the_parser_imports_no_torch():
+    script = (
+        "import sys; from thinpipe.cli import parser_type; from thinpipe.cli.verbs import VERBS; "
+        "parser_type(VERBS); print([name for name in sys.modules if name in ('torch', 'matplotlib')])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_version():
+    done = thinpipe("--version")
+    assert (done.returncode, done.stdout) == (0, f"thinpipe {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"),
+    [(("bench", "step", "--paris", "10"), "--pairs"), (("bench", "stpe"), "step"), (("bnech", "step"), "bench")],
+)
+def test_a_typo_is_answered_with_the_nearest_name(arguments, nearest):
+    done = thinpipe(*arguments)
+    assert done.returncode == 2
+    assert nearest in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_refused_setting_is_one_line():
+    done = thinpipe("bench", "step", "--pairs", "5")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "thinpipe: --pairs must be even and at least 6, not 5\n"
+
+
+def test_no_verb_at_all_is_refused():
+    assert thinpipe().returncode == 2
+    assert thinpipe("bench").returncode == 2
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_has_help_for_each_setting_and_a_function_that_takes_them(name):
+    verb = VERBS[name]
+    assert is_dataclass(verb.config)
+    assert " " not in name or name.split()[0] in GROUPS
+    shown = thinpipe(*name.split(), "--help").stdout
+    hints = typing.get_type_hints(verb.config, include_extras=True)
+    for field in fields(verb.config):
+        positional = tyro.conf.Positional in typing.get_args(hints[field.name])
+        wanted = field.name.upper() if positional else f"--{field.name.replace('_', '-')}"
+        assert wanted in shown, wanted
+    module, function = verb.target.split(":")
+    (parameter,) = inspect.signature(getattr(importlib.import_module(module), function)).parameters.values()
+    assert parameter.annotation is verb.config
+
+
+@dataclass(frozen=True, kw_only=True)
+class EchoConfig:
+    """Settings of a verb that exists in these tests only."""
+
+    text: str = "a"
+    """What to say."""
+    inner_fails: bool = False
+    """Refuse after parsing, while running."""
+
+    def __post_init__(self):
+        if self.text == "forbidden":
+            raise UserError("--text may not be forbidden")
+
+
+def echo(config):
+    if config.inner_fails:
+        raise UserError("found out late")
+    int(config.text)
+
+
+@pytest.fixture
+def echo_verbs(monkeypatch):
+    verbs = {"echo": Verb(EchoConfig, f"{__name__}:echo"), "bench echo": Verb(EchoConfig, f"{__name__}:echo")}
+    monkeypatch.setattr(cli, "VERBS", verbs)
+
+
+@pytest.mark.usefixtures("echo_verbs")
+@pytest.mark.parametrize("words", [["echo"], ["bench", "echo"]])
+def test_verbs_and_sub_verbs_run_and_may_share_their_settings(words):
+    assert cli.main([*words, "--text", "7"]) == 0
+
+
+@pytest.mark.usefixtures("echo_verbs")
+def test_refusals_are_told_from_bugs(capsys):
+    assert cli.main(["echo", "--text", "forbidden"]) == 2
+    assert capsys.readouterr().err == "thinpipe: --text may not be forbidden\n"
+    assert cli.main(["echo", "--inner-fails"]) == 2
+    assert capsys.readouterr().err == "thinpipe: found out late\n"
+    with pytest.raises(ValueError, match="invalid literal"):  # a bug of the command keeps its traceback
+        cli.main(["echo", "--text", "b"])

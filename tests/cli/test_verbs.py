@@ -1,0 +1,131 @@
+"""The verbs together, as a person would chain them, through real processes and small files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from thinpipe.checkpoint import find_checkpoint, load_model
+
+SETTINGS = """
+[job]
+dump_folder = "run"
+[data]
+path = "tokens"
+[model]
+preset = "{preset}"
+dim = 64
+n_layers = 3
+n_heads = 2
+boundaries = [1, 2]
+[model.subspace]
+width = 8
+[training]
+steps = 6
+global_batch_size = 4
+seq_len = 32
+[lr_scheduler]
+warmup_steps = 2
+[basis]
+interval = 3
+[validation]
+freq = 6
+steps = 2
+"""
+
+
+def thinpipe(*arguments, cwd, code=0):
+    command = [sys.executable, "-m", "thinpipe", *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+@pytest.fixture(scope="module", params=["llama-tiny", "gpt2-tiny"])
+def trained(request, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    validation = ("--validation-sources", "sample:validation")
+    thinpipe(
+        "tokenize", "--sources", "sample:train", *validation, "--vocab-size", "300", "--output", "tokens", cwd=folder
+    )
+    (folder / "run.toml").write_text(SETTINGS.format(preset=request.param))
+    thinpipe("train", "run.toml", cwd=folder)
+    return folder
+
+
+def test_eval_agrees_with_the_validation_of_the_run(trained):
+    result = json.loads(
+        thinpipe("eval", "run", "--batch-size", "4", "--max-batches", "2", cwd=trained).splitlines()[-1]
+    )
+    events = [json.loads(line) for line in (trained / "run/events.jsonl").read_text().splitlines()]
+    (validated,) = [event for event in events if event["event"] == "validated"]
+    assert result["loss"] == pytest.approx(validated["loss"], rel=1e-6)
+    assert result["bits_per_byte"] == pytest.approx(validated["bits_per_byte"], rel=1e-6)
+    assert result["step"] == 6
+
+
+def test_generate_continues_the_prompt_and_repeats_with_the_seed(trained):
+    ask = ("generate", "run", "--prompt", "The Queen", "--max-new-tokens", "12")
+    first, again, other = (thinpipe(*ask, *seed, cwd=trained) for seed in ((), (), ("--seed", "1")))
+    assert first.startswith("The Queen")
+    assert first == again != other
+
+
+def test_an_export_has_the_same_logits_and_imports_again(trained):
+    transformers = pytest.importorskip("transformers")
+    thinpipe("export", "run", "exported", cwd=trained)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(trained / "exported").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(trained / "exported")
+    ours = load_model(find_checkpoint(trained / "run"))
+    ids = tokenizer("The Queen of Hearts", return_tensors="pt").input_ids
+    with torch.no_grad():
+        expected, got = ours(ids), theirs(ids).logits
+    assert float((got - expected).abs().max() / expected.abs().max()) <= 1e-4
+
+    thinpipe("import", "exported", "dense", cwd=trained)
+    with torch.no_grad():
+        dense = load_model(find_checkpoint(trained / "dense"))(ids)
+    assert float((dense - expected).abs().max() / expected.abs().max()) <= 1e-4
+
+
+def test_a_cast_must_be_asked_for_with_data_and_says_what_it_costs(trained):
+    if not (trained / "exported").exists():
+        thinpipe("export", "run", "exported", cwd=trained)
+    cast = ("import", "exported", "cast", "--subspace-width", "8", "--boundaries", "1", "2")
+    assert "so that its cost can be measured" in thinpipe(*cast, cwd=trained, code=2)
+    printed = thinpipe(*cast, "--data", "tokens", cwd=trained)
+    # It was trained in eight dimensions, so a cast into eight finds them again.
+    assert "keep 100.0% of their squared norm" in printed
+    before, after = printed.split("loss ")[1].split(" nats")[0].split(" -> ")
+    assert float(before) == pytest.approx(float(after), abs=2e-4)
+    (trained / "on.toml").write_text('[job]\ndump_folder = "on"\n[data]\npath = "tokens"\n[model]\ninitial = "cast"\n')
+    flags = ("--training.steps", "2", "--training.seq-len", "32", "--lr-scheduler.warmup-steps", "1")
+    printed = thinpipe("train", "on.toml", *flags, cwd=trained)
+    assert float(printed.split("loss: ")[1].split()[0]) == pytest.approx(float(before), abs=0.5)  # not from random
+
+
+def test_settings_are_printed_and_flags_beat_the_file(trained):
+    flags = ("--job.print-config", "--job.dump-folder", "other", "--training.steps", "3", "--optimizer.lr", "0.5")
+    printed = thinpipe("train", "run.toml", *flags, cwd=trained)
+    assert "lr = 0.5" in printed
+    assert "steps = 3" in printed
+    assert "steps = 3" in (trained / "other/run.toml").read_text()
+
+
+def test_a_typo_in_the_file_and_in_a_flag_name_the_nearest(trained):
+    (trained / "typo.toml").write_text("[training]\nstesp = 3\n")
+    message = thinpipe("train", "typo.toml", cwd=trained, code=2)
+    assert message == "thinpipe: typo.toml: unknown key training.stesp: did you mean training.steps?\n"
+    assert "--training.steps" in thinpipe("train", "run.toml", "--training.stesp", "3", cwd=trained, code=2)
+    assert "starts from a file" in thinpipe("train", cwd=trained, code=2)
+    assert "no file missing.toml" in thinpipe("train", "missing.toml", cwd=trained, code=2)
+
+
+def test_report_draws_and_tells(trained):
+    printed = thinpipe("report", "run", "--output", "figure.png", cwd=trained)
+    assert "6 steps" in printed
+    assert (trained / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "no checkpoint in nowhere" in thinpipe("eval", "nowhere", cwd=trained, code=2)

@@ -1,0 +1,46 @@
+"""The event log: a fixed schema, whole lines."""
+
+import msgspec
+import pytest
+
+from thinpipe.core.events import EventLog, Saved, Skipped, Step, Stopped, read_events
+
+STEP = Step(step=1, loss=2.0, grad_norm=0.5, lr=1e-3, tokens=10, seconds=0.1, tokens_per_second=100.0)
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "deep" / "events.jsonl"
+    events = [STEP, Skipped(step=2, loss=None, culprit="loss"), Stopped(step=2, reason="finished")]
+    with EventLog(path) as log:
+        for event in events:
+            log.write(event)
+    assert list(read_events(path)) == events
+    assert path.read_text().splitlines()[0].startswith('{"event":"step","time_s":')
+
+
+def test_a_line_cut_short_by_a_crash_is_passed_over_and_closed(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log.write(STEP)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[: len(whole) // 2])
+    assert list(read_events(path)) == [STEP]
+    with EventLog(path) as log:
+        log.write(STEP)
+    assert list(read_events(path)) == [STEP, STEP]
+
+
+def test_another_schema_is_an_error(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "step", "step": "one"}\n')
+    with pytest.raises(msgspec.ValidationError):
+        list(read_events(path))
+
+
+def test_the_names_of_fields_are_fixed():
+    """Changing one breaks everybody's plots: do it on purpose."""
+    names = {kind.__name__: kind.__struct_fields__ for kind in (Step, Saved)}
+    assert names == {
+        "Step": ("time_s", "step", "loss", "grad_norm", "lr", "tokens", "seconds", "tokens_per_second"),
+        "Saved": ("time_s", "step", "path", "nbytes", "seconds"),
+    }
