@@ -53,8 +53,7 @@ def writer_ranks(model: Model) -> dict[str, float]:
     return {name: stable_rank(module.weight) for name, module in model.named_modules() if isinstance(module, Writer)}
 
 
-def train(options: Options, model: Model, console: Console) -> list[dict[str, Any]]:
-    tokens = Tokens(options.data / "train")
+def train(options: Options, tokens: Tokens, model: Model, console: Console) -> list[dict[str, Any]]:
     batches = Batches(tokens, seq_len=options.seq_len, batch_size=options.batch_size, seed=options.seed)
     optimizer = RowwiseAdamW(model.parameters(), lr=options.lr, weight_decay=0.01)
     cursor, records = Cursor(), []
@@ -106,8 +105,9 @@ def draw(records: list[dict[str, Any]], options: Options) -> None:
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     started = time.monotonic()
+    tokens = Tokens(options.data / "train")
     config = LlamaConfig(
-        vocab_size=Tokens(options.data / "train").manifest.vocabulary.size,
+        vocab_size=tokens.manifest.vocabulary.size,
         dim=options.dim,
         n_layers=options.layers,
         n_heads=options.dim // 32,
@@ -116,10 +116,11 @@ def main() -> None:
         max_seq_len=options.seq_len,
     )
     model = materialise(build(config), seed=options.seed)
-    records = train(options, model, Console(stderr=True))
+    records = train(options, tokens, model, Console(stderr=True))
     draw(records, options)
     result = {
-        "options": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()},
+        "options": {name: value for name, value in asdict(options).items() if not isinstance(value, Path)},
+        "tokens_sha256": tokens.manifest.content_sha256,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "tokens": options.steps * options.batch_size * options.seq_len,
         "seconds": time.monotonic() - started,
