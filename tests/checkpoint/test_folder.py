@@ -17,6 +17,7 @@ def manifest(step):
     return Manifest(
         step=step,
         samples_seen=step * 8,
+        data_sha256="",
         run="",
         family="llama",
         model={},
@@ -58,6 +59,13 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     folder.save(manifest(1), layers(99))
     assert float(folder.newest_whole()[0].layer("first")["weight"][0]) == 99
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    path = folder.save(manifest(1), layers(1)).path
+    path.rename(tmp_path / f".partial-replaced-{path.name}")  # as a kill would leave it
+    assert folder.newest_whole()[0].manifest.step == 1
 
 
 def damage_flip(path):

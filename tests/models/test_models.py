@@ -1,5 +1,6 @@
 """Models: sizes, cuts, first values, and ways of running that change nothing."""
 
+import re
 import shutil
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 
 from thinpipe.core.errors import UserError
 from thinpipe.models import PRESETS, Execution, GPT2Config, LlamaConfig, SubspaceConfig, build, materialise
-from thinpipe.subspace import Writer, coordinates_of
+from thinpipe.subspace import Basis, Writer, coordinates_of
 
 LLAMA = LlamaConfig(vocab_size=96, dim=32, n_layers=4, n_heads=4, n_kv_heads=2, hidden_dim=80, max_seq_len=24)
 GPT2 = GPT2Config(vocab_size=96, dim=32, n_layers=4, n_heads=4, max_seq_len=24)
@@ -97,6 +98,30 @@ def test_first_values_have_the_stated_spread():
     assert torch.equal(block.input_layernorm.weight, torch.ones(128))
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_come_in_layer_order(name):
+    """Norms are summed in this order everywhere, so that any placement gives the same bits."""
+    model = build(CONFIGS[name])
+    layers = ["first", *(f"blocks.{index}" for index in range(4)), "last"]
+
+    def layers_of(part):
+        return list(
+            dict.fromkeys(re.sub(r"^(blocks\.\d+|first|last)\..*", r"\1", n) for n, _ in part.named_parameters())
+        )
+
+    assert layers_of(model) == layers
+    assert [layer for segment in model.segments for layer in layers_of(segment)] == layers
+
+
+def test_a_second_segment_leaves_a_basis_that_has_moved_on():
+    model = build(CONFIGS["llama-subspace"])
+    materialise(model.segments[0], seed=1)
+    moved = Basis(Basis.random(32, 6, seed=99).matrix_DK, version=3)
+    model.space.basis = moved
+    materialise(model.segments[1], seed=1)
+    assert (model.space.basis.hash, model.space.version) == (moved.hash, 3)
+
+
 def test_materialising_keeps_marks_and_ties():
     confined = materialise(build(CONFIGS["gpt2-subspace"]), seed=1)
     names = {name for name, parameter in confined.named_parameters() if coordinates_of(parameter)}
@@ -123,6 +148,22 @@ def test_activation_checkpointing_is_bitwise_the_same(name):
     model.execute(Execution(checkpoint_activations=True))
     again = gradients(model)
     assert all(torch.equal(plain[name], again[name]) for name in plain)
+
+
+def test_activation_checkpointing_shows_torch_a_tensor(monkeypatch):
+    """Without one it would not keep the random state of the device, and dropout would differ when computed again."""
+    seen = []
+
+    def spy(function, *arguments, use_reentrant):
+        assert not use_reentrant
+        seen.append(any(isinstance(argument, torch.Tensor) for argument in arguments))
+        return function(*arguments)
+
+    monkeypatch.setattr("thinpipe.models.model.checkpoint", spy)
+    model = materialise(build(CONFIGS["gpt2-subspace"]), seed=1)
+    model.execute(Execution(checkpoint_activations=True))
+    model(IDS)
+    assert seen == [True] * 4
 
 
 def test_activation_checkpointing_keeps_fewer_tensors():

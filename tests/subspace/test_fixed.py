@@ -89,3 +89,10 @@ def test_a_given_table_is_nan_until_it_is_given():
     table.load_state_dict({"table": rows})
     assert torch.equal(table(torch.tensor([[3, 1]]), torch.float64), rows[[3, 1]].double()[None])
     assert table.hash != empty
+
+
+def test_a_gaussian_table_does_not_depend_on_the_dtype():
+    single, double = GaussianTable(9, 8, std=1.0, seed=0), GaussianTable(9, 8, std=1.0, seed=0)
+    double.table = torch.empty(9, 8, dtype=torch.float64)
+    double.fill()
+    assert torch.equal(single.table.double(), double.table)

@@ -82,6 +82,22 @@ def test_the_observer_sees_the_whole_gradient_at_the_input(subspace, free):
     torch.testing.assert_close(state.grad, gradient @ subspace.basis_DK, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("free", [False, True])
+def test_the_observer_sees_a_backward_pass_for_inputs_alone(subspace, free):
+    """Zero-bubble schedules compute the gradient of a stage's input first and that of its weights later."""
+    space = FreeSpace(subspace) if free else subspace
+    whole, split = [], []
+    for seen in (whole, split):
+        state = torch.ones(2, 3, 4, dtype=torch.float64, requires_grad=True)
+        loss = space.open(IDS, state, seen.append).dense().square().sum()
+        if seen is whole:
+            loss.backward()
+        else:
+            torch.autograd.grad(loss, state)
+    assert len(split) == 1
+    assert torch.equal(split[0], whole[0])
+
+
 def test_setting_a_basis_does_not_change_the_copy_someone_holds(subspace):
     old, old_hash = subspace.basis, subspace.basis.hash
     subspace.basis = Basis(Basis.random(32, 4, seed=9, dtype=torch.float64).matrix_DK, version=1)

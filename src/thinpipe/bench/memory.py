@@ -23,7 +23,7 @@ from thinpipe.bench.variants import Variant
 TIMEOUT_SECONDS = 3600.0
 RETURN_BLOCKS_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """Makes glibc give freed tensors back to the system. By default it keeps blocks of up to 32 MB on a heap whose holes
-depend on the history of the process: peaks are then larger by 10-20 % and differ by 5 % from run to run."""
+depend on the history of the process: peaks are then 13-20 % larger and differ by up to 3 % from run to run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,8 +94,12 @@ def _growth_words(result: StepResult) -> list[str]:
 
 
 def _target_words(result: StepResult) -> list[str]:
-    return [
-        f"target, k = d/{TARGET_COMPRESSION}, same shape: {target.name} <= {target.limit:.2f} of dense: "
-        f"{target.value:.3f}, {'reached' if target.reached else 'NOT REACHED'}"
-        for target in result.targets
-    ]
+    lines = []
+    for target in result.targets:
+        verdict = "reached" if target.reached else "NOT REACHED"
+        doubt = f", but the interval goes up to {target.high:.3f}" if target.reached and not target.certain else ""
+        lines.append(
+            f"target, k = d/{TARGET_COMPRESSION}, same shape: {target.name} <= {target.limit:.2f} of dense: "
+            f"{target.value:.3f}, {verdict}{doubt}"
+        )
+    return lines

@@ -21,6 +21,7 @@ from thinpipe.core.files import file_sha256, sync_file, sync_folder, write_atomi
 FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
 _PARTIAL = ".partial-"
+_REPLACED = f"{_PARTIAL}replaced-"
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +35,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     step: int
     samples_seen: int
     """The cursor of the data."""
+    data_sha256: str
+    """The tokens that the cursor counts; empty before any training."""
     run: str
     """The resolved settings of the run, as TOML."""
     family: str
@@ -93,6 +96,8 @@ class CheckpointFolder:
     def save(self, manifest: Manifest, layers: Mapping[str, Mapping[str, Tensor]]) -> Checkpoint:
         """Returns once the checkpoint would survive a power cut. On any error nothing of it is left."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(self.folder.parent)
+        self._recover()
         self._remove_partial()
         final = self.folder / f"step-{manifest.step:08d}"
         partial = self.folder / f"{_PARTIAL}{final.name}"
@@ -102,7 +107,7 @@ class CheckpointFolder:
             manifest = msgspec.structs.replace(manifest, files=files).sealed()
             write_atomically(partial / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
             if final.exists():
-                final.rename(self.folder / f"{_PARTIAL}replaced-{final.name}")
+                final.rename(self.folder / f"{_REPLACED}{final.name}")
             partial.rename(final)
             sync_folder(self.folder)
             self._remove_partial()
@@ -113,6 +118,7 @@ class CheckpointFolder:
 
     def newest_whole(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is whole, and what is wrong with newer ones."""
+        self._recover()
         problems: list[str] = []
         for path in self._paths():
             try:
@@ -130,6 +136,13 @@ class CheckpointFolder:
 
     def _paths(self) -> list[Path]:
         return sorted(self.folder.glob("step-*"), reverse=True)
+
+    def _recover(self) -> None:
+        """Puts back a checkpoint that was being replaced when the process was killed between two renames."""
+        for replaced in self.folder.glob(f"{_REPLACED}*"):
+            original = self.folder / replaced.name.removeprefix(_REPLACED)
+            if not original.exists():
+                replaced.rename(original)
 
     def _remove_partial(self) -> None:
         for leftover in self.folder.glob(f"{_PARTIAL}*"):

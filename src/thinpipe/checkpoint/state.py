@@ -1,7 +1,7 @@
-"""What has to be kept of a model, layer by layer: weights, optimiser state, basis, the tracker's sums, random state.
+"""What has to be kept of a model, layer by layer: weights, optimiser state, basis, the tracker's sums.
 
 The layers are `first`, `blocks.N` and `last`, and `run` for what belongs to no layer. Nothing depends on how many
-processes hold them.
+processes hold them. No random state is kept: everything random is drawn from seeds that name their place in the run.
 """
 
 import platform
@@ -15,23 +15,25 @@ from torch import Tensor, nn
 from thinpipe import __version__
 from thinpipe.checkpoint.folder import Checkpoint, Manifest
 from thinpipe.core.errors import UserError
-from thinpipe.models import GPT2Config, LlamaConfig, Model, ModelConfig
-from thinpipe.subspace import GrassmannTracker, Subspace
+from thinpipe.models import Model, ModelConfig
+from thinpipe.models.config import CONFIGS
+from thinpipe.subspace import Basis, GrassmannTracker, Subspace
+from thinpipe.subspace.rowwise import second_moment_shape
 
-FAMILIES: dict[str, type[ModelConfig]] = {"llama": LlamaConfig, "gpt2": GPT2Config}
 _RUN = "run"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
-def describe(model: Model, *, step: int, samples_seen: int, run: str) -> Manifest:
+def describe(model: Model, *, step: int = 0, samples_seen: int = 0, data_sha256: str = "", run: str = "") -> Manifest:
     """What the manifest of a checkpoint of this model says, before its files are written."""
     config = model.config
     basis = model.space.basis if isinstance(model.space, Subspace) else None
     return Manifest(
         step=step,
         samples_seen=samples_seen,
+        data_sha256=data_sha256,
         run=run,
-        family=next(name for name, config_type in FAMILIES.items() if type(config) is config_type),
+        family=config.family,
         model=msgspec.to_builtins(config),
         basis_version=basis.version if basis else None,
         basis_sha256=basis.hash if basis else None,
@@ -40,15 +42,20 @@ def describe(model: Model, *, step: int, samples_seen: int, run: str) -> Manifes
 
 
 def versions() -> dict[str, str]:
-    """Of everything that decides what the numbers are."""
-    return {"thinpipe": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    """Of the software that decides what the numbers are; so does the number of threads."""
+    return {
+        "thinpipe": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "threads": str(torch.get_num_threads()),
+    }
 
 
 def model_config_of(checkpoint: Checkpoint) -> ModelConfig:
     manifest = checkpoint.manifest
-    if manifest.family not in FAMILIES:
-        raise UserError(f"{checkpoint.path} holds a model of family {manifest.family!r}, known are {list(FAMILIES)}")
-    return msgspec.convert(manifest.model, FAMILIES[manifest.family])
+    if manifest.family not in CONFIGS:
+        raise UserError(f"{checkpoint.path} holds a model of family {manifest.family!r}, known are {list(CONFIGS)}")
+    return msgspec.convert(manifest.model, CONFIGS[manifest.family])
 
 
 def state_by_layer(
@@ -61,8 +68,7 @@ def state_by_layer(
         tensors[name] = parameter.detach()
         for key, value in _moments(optimizer, parameter).items():
             tensors[f"{name}:{key}"] = value
-    run = {"random_state": torch.get_rng_state()}
-    run |= {f"space.{name}": buffer for name, buffer in model.space.state_dict().items()}
+    run = {f"space.{name}": buffer for name, buffer in model.space.state_dict().items()}
     if tracker is not None:
         run |= {"tracker.su_DK": tracker.su_DK, "tracker.trace": tracker.trace}
     return {**layers, _RUN: run}
@@ -81,27 +87,24 @@ def restore(
         tensors = checkpoint.layer(layer)
         for name, parameter in parameters.items():
             if _layer_of(name) == layer:
-                parameter.copy_(_get(tensors, name, checkpoint))
+                saved = _get(tensors, name, checkpoint)
                 if optimizer is not None:
-                    _set_moments(optimizer, parameter, name, tensors)
+                    _refuse_other_dtype(parameter, saved, checkpoint)
+                    _set_moments(optimizer, parameter, name, tensors, checkpoint)
+                parameter.copy_(saved)
     run = checkpoint.layer(_RUN)
     buffers = {name.removeprefix("space."): value for name, value in run.items() if name.startswith("space.")}
     model.space.load_state_dict(buffers)
     if isinstance(model.space, Subspace):
-        _restore_basis(checkpoint, model.space)
+        saved_basis = Basis(_get(run, "space.basis_DK", checkpoint), checkpoint.manifest.basis_version or 0)
+        if saved_basis.hash != checkpoint.manifest.basis_sha256:
+            raise UserError(f"{checkpoint.path}: the basis is not the one that the manifest names")
+        model.space.version = saved_basis.version
         if tracker is not None:
             tracker.restart(model.space.basis)
-            tracker.su_DK.copy_(_get(run, "tracker.su_DK", checkpoint))
-            tracker.trace.copy_(_get(run, "tracker.trace", checkpoint))
-    if optimizer is not None:
-        torch.set_rng_state(_get(run, "random_state", checkpoint))
-
-
-def _restore_basis(checkpoint: Checkpoint, space: Subspace) -> None:
-    manifest = checkpoint.manifest
-    if manifest.basis_version is None or space.basis.hash != manifest.basis_sha256:
-        raise UserError(f"{checkpoint.path}: the basis is not the one that the manifest names")
-    space.version = manifest.basis_version
+            if "tracker.su_DK" in run:  # otherwise the basis did not move until now, and an interval begins
+                tracker.su_DK.copy_(run["tracker.su_DK"])
+                tracker.trace.copy_(run["tracker.trace"])
 
 
 def _layer_of(name: str) -> str:
@@ -115,11 +118,29 @@ def _moments(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -
 
 
 def _set_moments(
-    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: str, tensors: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer,
+    parameter: nn.Parameter,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    checkpoint: Checkpoint,
 ) -> None:
     saved = {key: tensors[f"{name}:{key}"] for key in _MOMENTS if f"{name}:{key}" in tensors}
-    if saved:
-        optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in saved.items()}
+    if not saved:
+        return
+    group = next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
+    expected = second_moment_shape(parameter, group["second_moment"])
+    if saved["exp_avg_sq"].shape != expected:  # the fused kernel would read past its end
+        raise UserError(
+            f"{checkpoint.path} was saved with another optimizer.second_moment than {group['second_moment']!r}: "
+            "go on with the old one, or start a new run from it with model.initial"
+        )
+    optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in saved.items()}
+
+
+def _refuse_other_dtype(parameter: nn.Parameter, saved: Tensor, checkpoint: Checkpoint) -> None:
+    if saved.dtype != parameter.dtype:
+        here, there = (str(dtype).removeprefix("torch.") for dtype in (parameter.dtype, saved.dtype))
+        raise UserError(f"{checkpoint.path} holds {there} weights, training.dtype is {here}: use the same")
 
 
 def _get(tensors: Mapping[str, Tensor], name: str, checkpoint: Checkpoint) -> Tensor:

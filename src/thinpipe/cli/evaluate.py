@@ -5,14 +5,13 @@ import math
 import tomllib
 from itertools import islice
 
-import msgspec
 import torch
 
-from thinpipe.checkpoint import find_checkpoint, load_model
+from thinpipe.checkpoint import Checkpoint, find_checkpoint, load_model, run_folder_of
 from thinpipe.cli.settings import EvalConfig
 from thinpipe.core.config import from_table
 from thinpipe.core.errors import UserError
-from thinpipe.data import Tokens, sequential_batches
+from thinpipe.data import Tokenizer, Tokens, has_tokens, sequential_batches
 from thinpipe.train.config import RunConfig
 from thinpipe.train.engine import choose_device, mean_loss
 
@@ -23,12 +22,15 @@ def run(config: EvalConfig) -> int:
     model = load_model(checkpoint, device)
     trained = from_table(tomllib.loads(checkpoint.manifest.run), RunConfig, where=str(checkpoint.path))
     folder = (config.data or trained.data.path) / "validation"
-    if not folder.is_dir():
+    if not has_tokens(folder):
         raise UserError(
             f"{folder} does not exist: give --data, a folder made by `thinpipe tokenize` with validation text"
         )
     tokens = Tokens(folder)
-    seq_len = config.seq_len or min(trained.training.seq_len, model.config.max_seq_len)
+    seq_len = config.seq_len or trained.training.seq_len
+    if seq_len > model.config.max_seq_len:
+        raise UserError(f"--seq-len {seq_len} is above the model's max_seq_len {model.config.max_seq_len}")
+    refuse_other_tokenizer(tokens, checkpoint)
     batches = sequential_batches(tokens, seq_len=seq_len, batch_size=config.batch_size)
     loss, count = mean_loss(model, (ids for ids, _ in islice(batches, config.max_batches or None)), device)
     result = {
@@ -36,11 +38,18 @@ def run(config: EvalConfig) -> int:
         "step": checkpoint.manifest.step,
         "loss": loss,
         "perplexity": math.exp(loss),
-        "bits_per_byte": loss / math.log(2) * len(tokens) / tokens.manifest.text_nbytes,
+        "bits_per_byte": tokens.manifest.bits_per_byte(loss),
         "tokens": count,
         "seq_len": seq_len,
         "torch": str(torch.__version__),
     }
     print(f"loss {loss:.4f} nats   perplexity {result['perplexity']:.2f}   bits per byte {result['bits_per_byte']:.4f}")
-    print(json.dumps(msgspec.to_builtins(result)))
+    print(json.dumps(result))
     return 0
+
+
+def refuse_other_tokenizer(tokens: Tokens, checkpoint: Checkpoint) -> None:
+    """The same ids with another meaning would give a loss that means nothing."""
+    folder = run_folder_of(checkpoint) / "tokenizer"
+    if folder.is_dir() and Tokenizer.load(folder).vocabulary != tokens.manifest.vocabulary:
+        raise UserError(f"{tokens.folder} was made with another tokenizer: tokenize with --tokenizer {folder}")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from thinpipe.checkpoint import Checkpoint, find_checkpoint, load_model, run_folder_of
 from thinpipe.cli.settings import ExportConfig
+from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
 from thinpipe.data import Tokenizer
 from thinpipe.models import Model, huggingface
@@ -11,16 +12,16 @@ from thinpipe.models.fold import fold
 
 
 def run(config: ExportConfig) -> int:
+    if config.output.exists() and any(config.output.iterdir()):
+        raise UserError(f"{config.output} is not empty: name another folder")
     checkpoint = find_checkpoint(config.run)
     model = load_model(checkpoint)
     folded = fold(model)
     tokenizer_folder = run_folder_of(checkpoint) / "tokenizer"
-    end_of_text_id = None
-    if tokenizer_folder.is_dir():
-        tokenizer = Tokenizer.load(tokenizer_folder)
+    tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder.is_dir() else None
+    huggingface.save(folded, config.output, end_of_text_id=tokenizer.vocabulary.end_of_text_id if tokenizer else None)
+    if tokenizer is not None:
         tokenizer.save(config.output)
-        end_of_text_id = tokenizer.vocabulary.end_of_text_id
-    huggingface.save(folded, config.output, end_of_text_id=end_of_text_id)
     write_atomically(config.output / "README.md", model_card(checkpoint, model).encode())
     parameters = sum(parameter.numel() for parameter in folded.parameters())
     print(f"{config.output}: {checkpoint.manifest.family}, {parameters:,} parameters")

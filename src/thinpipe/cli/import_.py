@@ -7,7 +7,7 @@ from pathlib import Path
 from thinpipe.checkpoint import CheckpointFolder, describe, state_by_layer
 from thinpipe.cli.settings import ImportConfig
 from thinpipe.core.errors import UserError
-from thinpipe.data import Tokenizer, Tokens, sequential_batches
+from thinpipe.data import Tokenizer, Tokens, has_tokens, sequential_batches
 from thinpipe.models import Model, SubspaceConfig, build, huggingface, materialise
 from thinpipe.models.cast import cast
 from thinpipe.train.engine import mean_loss
@@ -29,9 +29,7 @@ def run(config: ImportConfig) -> int:
         cut = materialise(build(replace(dense_config, boundaries=config.boundaries, tied=False)), seed=0, draw=False)
         huggingface.load_weights(cut, config.source)
         model = cut
-    checkpoint = CheckpointFolder(config.output / "checkpoints").save(
-        describe(model, step=0, samples_seen=0, run=""), state_by_layer(model)
-    )
+    checkpoint = CheckpointFolder(config.output / "checkpoints").save(describe(model), state_by_layer(model))
     if (config.source / "tokenizer.json").is_file():
         Tokenizer.load(config.source).save(config.output / "tokenizer")
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -43,7 +41,7 @@ def run(config: ImportConfig) -> int:
 def _cast(dense: Model, subspace: SubspaceConfig, boundaries: tuple[int, ...], data: Path) -> Model:
     confined, report = cast(dense, subspace, boundaries)
     folder = data / "validation"
-    tokens = Tokens(folder if folder.is_dir() else data / "train")
+    tokens = Tokens(folder if has_tokens(folder) else data / "train")
     losses = [_loss(model, tokens) for model in (dense, confined)]
     print(
         f"cast into {subspace.width} of {dense.config.dim} dimensions: the writers keep "

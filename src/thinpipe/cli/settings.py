@@ -78,6 +78,12 @@ class ImportConfig:
     """Folder made by `thinpipe tokenize` with the model's tokenizer: where the cost of a cast is measured."""
 
     def __post_init__(self) -> None:
+        if self.subspace_width is None and (self.data is not None or not self.free_last):
+            raise UserError("--data and --no-free-last are for a cast: give --subspace-width, or leave them out")
+        if self.subspace_width is not None and self.free_last and not self.boundaries:
+            raise UserError(
+                "--free-last leaves the blocks after the last cut free: give --boundaries, or --no-free-last"
+            )
         if self.subspace_width is not None and self.data is None:
             raise UserError(
                 "a cast into a subspace changes the model: give --data, a folder made by "

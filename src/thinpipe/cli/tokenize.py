@@ -15,5 +15,7 @@ def run(config: PrepareConfig) -> int:
 
 
 def _describe(manifest: Manifest) -> str:
-    tokens = sum(shard.tokens for shard in manifest.shards)
-    return f"{tokens:,} tokens from {manifest.documents:,} documents, {manifest.text_nbytes / tokens:.2f} bytes a token"
+    return (
+        f"{manifest.tokens:,} tokens from {manifest.documents:,} documents, "
+        f"{manifest.text_bytes_per_token:.2f} bytes a token"
+    )

@@ -46,6 +46,18 @@ def dump_toml(config: Any) -> str:
     return tomli_w.dumps(_without_none(msgspec.to_builtins(config, enc_hook=str)))
 
 
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """What changed between two tables: {"training.steps": "100 -> 200"}."""
+    found: dict[str, str] = {}
+    for key in dict.fromkeys((*old, *new)):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found |= differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            found[f"{prefix}{key}"] = f"{before} -> {after}"
+    return found
+
+
 def _refuse_unknown_keys(table: dict[str, Any], config_type: Any, *, where: str, prefix: str = "") -> None:
     sections = {field.name: field.type for field in dataclasses.fields(config_type)}
     hints = typing.get_type_hints(config_type)

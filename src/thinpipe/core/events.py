@@ -3,6 +3,7 @@
 The schema is the structs below. A line is written whole and flushed; a reader skips a last line cut short by a crash.
 """
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ class Started(Event, frozen=True, kw_only=True, tag="started"):
     parameters: int
     versions: dict[str, str]
     resumed_from: str | None = None
+    changed: list[str] = []
+    """Settings that differ from those of the checkpoint."""
 
 
 class Step(Event, frozen=True, kw_only=True, tag="step"):
@@ -56,7 +59,8 @@ class Skipped(Event, frozen=True, kw_only=True, tag="skipped"):
 
 class Validated(Event, frozen=True, kw_only=True, tag="validated"):
     step: int
-    loss: float
+    loss: float | None
+    """None when it was not finite."""
     bits_per_byte: float | None
     tokens: int
     seconds: float
@@ -87,7 +91,7 @@ class SaveFailed(Event, frozen=True, kw_only=True, tag="save_failed"):
 
 
 class Stopped(Event, frozen=True, kw_only=True, tag="stopped"):
-    """`reason`: finished, signal, not_finite."""
+    """`reason`: finished, signal, not_finite, not_saved."""
 
     step: int
     reason: str
@@ -104,13 +108,16 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
-        if self._file.tell() and not _ends_with_newline(path):
-            self._file.write(b"\n")
+        self._file = path.open("ab", buffering=0)
+        self._torn = self._file.tell() > 0 and not _ends_with_newline(path)
 
     def write(self, event: AnyEvent) -> None:
-        self._file.write(msgspec.json.encode(event) + b"\n")
-        self._file.flush()
+        """Raises OSError when there is no room; the next event then begins on a line of its own."""
+        line = (b"\n" if self._torn else b"") + msgspec.json.encode(event) + b"\n"
+        self._torn = True
+        if self._file.write(line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._torn = False
 
     def close(self) -> None:
         self._file.close()

@@ -6,7 +6,7 @@ from thinpipe.data.manifest import Manifest, Vocabulary
 from thinpipe.data.prepare import Prepared, prepare
 from thinpipe.data.progress import Progress, progress_bar, quiet
 from thinpipe.data.samples import Batch, Batches, Cursor, TokenSequence, Windows, sequential_batches
-from thinpipe.data.shards import ShardWriter, Tokens
+from thinpipe.data.shards import ShardWriter, Tokens, has_tokens
 from thinpipe.data.sources import Source, open_sources
 from thinpipe.data.tokenizer import Tokenizer
 
@@ -26,6 +26,7 @@ __all__ = [
     "Tokens",
     "Vocabulary",
     "Windows",
+    "has_tokens",
     "open_sources",
     "prepare",
     "progress_bar",

@@ -161,8 +161,13 @@ class Tokens:
         return mapped.view(np.ndarray)  # the same memory; reading slices of a memmap takes 2 to 4 times as long
 
 
+def has_tokens(folder: Path) -> bool:
+    """True when the folder holds finished tokens."""
+    return (folder / MANIFEST_NAME).is_file()
+
+
 def refuse_finished_tokens(folder: Path) -> None:
-    if (folder / MANIFEST_NAME).exists():
+    if has_tokens(folder):
         raise DataError(f"{folder} already holds finished tokens: choose another folder, or allow overwriting them")
 
 

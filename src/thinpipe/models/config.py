@@ -28,6 +28,8 @@ class SubspaceConfig:
 class ModelConfig:
     """Fields that every family shares."""
 
+    family: ClassVar[str]
+    """The name under which a checkpoint knows this kind of model."""
     has_position_table: ClassVar[bool] = False
     """Positions are added to the stream, so a subspace model needs a frozen table of them as well."""
 
@@ -46,6 +48,9 @@ class ModelConfig:
     subspace: SubspaceConfig = field(default_factory=SubspaceConfig)
 
     def __post_init__(self) -> None:
+        for name in ("vocab_size", "dim", "n_layers", "n_heads", "max_seq_len"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.dim % self.n_heads:
             raise UserError(f"dim {self.dim} is not a multiple of n_heads {self.n_heads}")
         edges = (0, *self.boundaries, self.n_layers)
@@ -108,6 +113,8 @@ class RopeScaling:
 class LlamaConfig(ModelConfig):
     """A Llama 2/3 decoder."""
 
+    family: ClassVar[str] = "llama"
+
     n_kv_heads: int
     hidden_dim: int
     rope_theta: float = 500_000.0
@@ -115,6 +122,8 @@ class LlamaConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.n_kv_heads < 1 or self.hidden_dim < 1:
+            raise UserError(f"n_kv_heads {self.n_kv_heads} and hidden_dim {self.hidden_dim} must be at least 1")
         if self.n_heads % self.n_kv_heads:
             raise UserError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")
         if self.head_dim % 2:
@@ -125,13 +134,22 @@ class LlamaConfig(ModelConfig):
 class GPT2Config(ModelConfig):
     """GPT-2: learned positions, LayerNorm, biases; the MLP is four times as wide as the model."""
 
+    family: ClassVar[str] = "gpt2"
     has_position_table: ClassVar[bool] = True
 
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"dropout {self.dropout} must be at least 0 and below 1")
+
     @property
     def hidden_dim(self) -> int:
         return 4 * self.dim
+
+
+CONFIGS: dict[str, type[ModelConfig]] = {config.family: config for config in (LlamaConfig, GPT2Config)}
 
 
 @dataclass(frozen=True, kw_only=True)

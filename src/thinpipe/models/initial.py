@@ -14,9 +14,7 @@ from thinpipe.models.config import ModelConfig
 from thinpipe.models.model import Model, Segment
 from thinpipe.subspace import Writer
 from thinpipe.subspace.coordinates import copy_mark
-
-_CHUNK = 1 << 22
-"""Random numbers are drawn this many at a time, so that the largest table needs no second copy."""
+from thinpipe.subspace.normal import fill_normal
 
 Part = TypeVar("Part", Model, Segment)
 
@@ -42,27 +40,26 @@ def materialise(
                 new = nn.Parameter(torch.empty(old.shape, device=device, dtype=dtype), old.requires_grad)
                 copy_mark(old, new)
                 if draw:
-                    weight_seed = derive_seed(seed, f"{module_name}.{name}")
-                    draw_initial(new.data, module, name, part.config, torch.Generator().manual_seed(weight_seed))
+                    draw_initial(new.data, module, name, part.config, derive_seed(seed, f"{module_name}.{name}"))
                 replaced[old] = new
             setattr(module, name, replaced[old])
-        for name, buffer in list(module.named_buffers(recurse=False)):
+        empty = [(name, buffer) for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
+        for name, buffer in empty:
             # A basis or a table is more exact than bfloat16 weights, but not less exact than float64 ones.
             wider = buffer.is_floating_point() and dtype == torch.float64
             setattr(module, name, torch.empty(buffer.shape, device=device, dtype=dtype if wider else buffer.dtype))
-        if isinstance(module, Fillable):
+        if empty and isinstance(module, Fillable):  # a basis that another segment shares may have moved on
             module.fill()
     return part
 
 
 @torch.no_grad()
-def draw_initial(target: Tensor, owner: nn.Module, name: str, config: ModelConfig, generator: torch.Generator) -> None:
+def draw_initial(target: Tensor, owner: nn.Module, name: str, config: ModelConfig, seed: int) -> None:
     """Normal weights (writers smaller by sqrt(2 n_layers), as in GPT-2), zero biases, unit norms."""
     if name == "bias":
         target.zero_()
     elif isinstance(owner, nn.Linear | nn.Embedding):
         std = config.init_std / (2 * config.n_layers) ** 0.5 if isinstance(owner, Writer) else config.init_std
-        for chunk in target.view(-1).split(_CHUNK):
-            chunk.copy_(torch.empty(chunk.shape, dtype=torch.float32).normal_(std=std, generator=generator))
+        fill_normal(target, std, seed)
     else:
         target.fill_(1.0)

@@ -16,7 +16,7 @@ from thinpipe.models.config import Execution, GPT2Config, LlamaConfig, ModelConf
 from thinpipe.models.gpt2 import gpt2_parts
 from thinpipe.models.llama import llama_parts
 from thinpipe.models.memory import Memory
-from thinpipe.subspace import FIXED_TABLES, Basis, DenseSpace, FixedTable, FreeSpace, Subspace, rebase
+from thinpipe.subspace import FIXED_TABLES, Basis, DenseSpace, FixedTable, FreeSpace, Stream, Subspace, rebase
 from thinpipe.subspace.space import OnGradient
 
 FAMILIES: dict[type[ModelConfig], Callable[..., tuple[nn.Module, list[nn.Module], nn.Module]]] = {
@@ -41,8 +41,9 @@ class Segment(nn.Module):
         last: nn.Module | None,
     ) -> None:
         super().__init__()
-        self.config, self.space, self.first, self.last = config, space, first, last
-        self.blocks = nn.ModuleDict({str(index): block for index, block in blocks.items()})
+        self.config, self.space = config, space
+        by_name = nn.ModuleDict({str(index): block for index, block in blocks.items()})
+        self.first, self.blocks, self.last = first, by_name, last  # in layer order, as in the whole model
         self.execution = Execution()
         self.on_gradient: OnGradient | None = None
         """Called with the D-wide gradient at the input of this segment."""
@@ -63,7 +64,7 @@ class Segment(nn.Module):
                 if memory is not None:
                     stream = block(stream, memory.layer(int(index)))
                 elif self.execution.checkpoint_activations:
-                    stream = checkpoint(block, stream, use_reentrant=False)
+                    stream = _checkpointed(block, stream)
                 else:
                     stream = block(stream)
             out: Tensor = stream.state if self.last is None else self.last(stream)
@@ -83,6 +84,16 @@ class Segment(nn.Module):
         return start
 
 
+def _checkpointed(block: nn.Module, stream: Stream) -> Stream:
+    """Keeps the stream and computes the block again when its gradient is needed.
+
+    torch looks for a tensor among the arguments to learn whose random state dropout needs, and does not look into a
+    stream: hence the state beside it.
+    """
+    out: Stream = checkpoint(lambda _state, stream: block(stream), stream.state, stream, use_reentrant=False)
+    return out
+
+
 class Model(nn.Module):
     """All layers of a model. `segments` share its modules: what happens to one happens to the other."""
 
@@ -92,8 +103,9 @@ class Model(nn.Module):
         self.space = _space(config)
         free = FreeSpace(self.space) if isinstance(self.space, Subspace) else self.space
         spaces = [self.space if index < config.first_free_block else free for index in range(config.n_layers)]
-        self.first, blocks, self.last = FAMILIES[type(config)](config, self.space, spaces)
-        self.blocks = nn.ModuleList(blocks)
+        first, blocks, last = FAMILIES[type(config)](config, self.space, spaces)
+        # Registered in layer order, which is the order of parameters() and so of every sum over them.
+        self.first, self.blocks, self.last = first, nn.ModuleList(blocks), last
         self.segments = tuple(
             Segment(
                 config,

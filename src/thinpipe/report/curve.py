@@ -24,7 +24,9 @@ def draw_loss(summary: Summary, path: Path, title: str) -> None:
     if summary.validations:
         per_step = summary.steps[-1].tokens / summary.steps[-1].step / 1e6
         places = [event.step * per_step for event in summary.validations]
-        axes.plot(places, [event.loss for event in summary.validations], "o-", color="#d95f02", label="validation")
+        axes.plot(
+            places, [event.loss or 0.0 for event in summary.validations], "o-", color="#d95f02", label="validation"
+        )
     axes.set(xlabel="tokens, millions", ylabel="loss, nats per token", title=title)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)

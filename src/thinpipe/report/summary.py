@@ -16,6 +16,7 @@ class Summary:
 
     steps: list[Step]
     validations: list[Validated]
+    """Those with a finite loss."""
     basis_changes: list[BasisChanged]
     skipped: list[Skipped]
     starts: list[Started]
@@ -31,8 +32,8 @@ class Summary:
             f"training loss {self.steps[0].loss:.4f} -> {last.loss:.4f}",
         ]
         if self.validations:
-            best = min(self.validations, key=lambda event: event.loss)
-            lines.append(f"best validation loss {best.loss:.4f} at step {best.step}")
+            best_loss, step = min((event.loss, event.step) for event in self.validations if event.loss is not None)
+            lines.append(f"best validation loss {best_loss:.4f} at step {step}")
         if self.skipped:
             lines.append(f"{len(self.skipped)} step(s) skipped because something was not finite")
         return lines
@@ -45,7 +46,9 @@ def summarise(run: Path) -> Summary:
     events = list(read_events(path))
     return Summary(
         steps=_last_of_each_step([event for event in events if isinstance(event, Step)]),
-        validations=_last_of_each_step([event for event in events if isinstance(event, Validated)]),
+        validations=_last_of_each_step(
+            [event for event in events if isinstance(event, Validated) and event.loss is not None]
+        ),
         basis_changes=_last_of_each_step([event for event in events if isinstance(event, BasisChanged)]),
         skipped=_last_of_each_step([event for event in events if isinstance(event, Skipped)]),
         starts=[event for event in events if isinstance(event, Started)],

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from thinpipe.core.digest import array_sha256
 from thinpipe.core.seeds import derive_seed
+from thinpipe.subspace.normal import fill_normal
 
 
 class FixedTable(nn.Module):
@@ -92,9 +93,7 @@ class GaussianTable(FloatTable):
     """Drawn once, then shipped: drawing it again elsewhere may give other numbers."""
 
     def fill(self) -> None:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "gaussian"))
-        cpu_table = self.table if self.table.device.type == "cpu" else torch.empty(self.table.shape)
-        self.table.copy_(cpu_table.normal_(std=self.std, generator=generator))
+        fill_normal(self.table, self.std, derive_seed(self.seed, "gaussian"))
 
 
 class GivenTable(FloatTable):

@@ -86,7 +86,7 @@ class GrassmannTracker:
         return step > 0 and step % self.interval == 0
 
     def propose(self) -> Basis:
-        """The basis after one Riemannian step; the same matrix when no gradient was seen."""
+        """The basis after one Riemannian step; the same matrix when all gradients were zero."""
         basis_DK = self.basis.matrix_DK
         if float(self.trace) == 0.0:
             return Basis(basis_DK.clone(), self.basis.version + 1)

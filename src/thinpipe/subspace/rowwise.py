@@ -22,6 +22,14 @@ from thinpipe.subspace.coordinates import Coordinates, coordinates_of
 SecondMoment = Literal["row", "element"]
 
 
+def second_moment_shape(parameter: Tensor, second_moment: SecondMoment) -> torch.Size:
+    """One number per row of the full-width matrix, or one per entry."""
+    coordinates = coordinates_of(parameter) if second_moment == "row" else None
+    if coordinates is None:
+        return parameter.shape
+    return torch.Size(1 if axis == coordinates.axis else size for axis, size in enumerate(parameter.shape))
+
+
 class RowwiseAdamW(torch.optim.Optimizer):
     """`second_moment="row"` is the paper's rule for marked parameters; "element" is plain AdamW on coordinates."""
 
@@ -62,7 +70,7 @@ class RowwiseAdamW(torch.optim.Optimizer):
                     continue
                 coordinates = coordinates_of(parameter) if group["second_moment"] == "row" else None
                 if not self.state[parameter]:
-                    self._start_state(parameter, coordinates.axis if coordinates else None, group["fused"])
+                    self._start_state(parameter, group)
                 if coordinates:
                     self._step_rows(parameter, coordinates, group)
                 else:
@@ -70,13 +78,14 @@ class RowwiseAdamW(torch.optim.Optimizer):
             self._step_elements(ordinary, group)
         return loss
 
-    def _start_state(self, parameter: Tensor, row_axis: int | None, fused: bool) -> None:
-        moment = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    def _start_state(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        shape = second_moment_shape(parameter, group["second_moment"])
+        # torch's fused kernel wants the count beside the parameter; everything else reads it on the CPU.
+        beside = group["fused"] and shape == parameter.shape
         self.state[parameter] = {
-            # torch's fused kernel wants the count beside the parameter; everything else reads it on the CPU.
-            "step": torch.zeros((), device=parameter.device if fused and row_axis is None else "cpu"),
-            "exp_avg": moment,
-            "exp_avg_sq": moment.clone() if row_axis is None else moment.sum(row_axis, keepdim=True),
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device if beside else "cpu"),
+            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            "exp_avg_sq": parameter.new_zeros(shape),
         }
 
     def _step_rows(self, parameter: Tensor, coordinates: Coordinates, group: dict[str, Any]) -> None:

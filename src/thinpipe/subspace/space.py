@@ -5,7 +5,7 @@ a boundary: the token ids and the state. Blocks are built by asking a space for 
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -122,9 +122,26 @@ class Subspace(nn.Module):
         if on_gradient is not None and torch.is_grad_enabled():
             # Every D-wide read after this point is base + state Uᵀ, so the gradient of base is the whole D-wide
             # gradient here, including what lies outside span(U).
-            base_BTD.requires_grad_()
-            base_BTD.register_hook(on_gradient)
+            base_BTD = _Observed.apply(base_BTD, state, on_gradient)  # type: ignore[no-untyped-call]
         return SubspaceStream(state, base_BTD, self.basis_DK.to(state.dtype))
+
+
+class _Observed(torch.autograd.Function):
+    """`base` unchanged; its gradient is shown to the observer.
+
+    `state` is an argument although it is not used: it makes this a node between the segment's input and its output,
+    which a backward pass for inputs alone (zero-bubble schedules) visits too. A hook on a leaf it would not call.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, base_BTD: Tensor, state: Tensor, on_gradient: OnGradient) -> Tensor:  # noqa: ARG004
+        ctx.on_gradient = on_gradient
+        return base_BTD.view_as(base_BTD)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BTD: Tensor) -> tuple[None, None, None]:
+        ctx.on_gradient(gradient_BTD)
+        return None, None, None
 
 
 class FreeSpace(DenseSpace):

@@ -60,6 +60,8 @@ class ModelSection:
             raise UserError(
                 'model.subspace.fixed = "given" comes with `thinpipe import` only: write "signs" or "gaussian"'
             )
+        if self.subspace.width is None and self.subspace != SubspaceConfig():
+            raise UserError("model.subspace has settings but no width: set model.subspace.width, or leave them out")
         preset = PRESETS[self.preset]
         changes: dict[str, object] = {"vocab_size": vocab_size, "subspace": self.subspace}
         known = {field.name for field in dataclasses.fields(preset)}
@@ -98,7 +100,7 @@ class TrainingSection:
         for name in ("steps", "global_batch_size", "seq_len"):
             if getattr(self, name) < 1:
                 raise UserError(f"training.{name} must be at least 1, not {getattr(self, name)}")
-        if self.max_norm <= 0:
+        if not self.max_norm > 0:
             raise UserError(f"training.max_norm must be above 0, not {self.max_norm}; inf switches clipping off")
 
 
@@ -106,6 +108,11 @@ class TrainingSection:
 class ParallelismSection:
     pipeline_parallel_microbatch_size: int | None = None
     """Sequences per micro-batch. None: the whole batch at once. Must divide training.global_batch_size."""
+
+    def __post_init__(self) -> None:
+        size = self.pipeline_parallel_microbatch_size
+        if size is not None and size < 1:
+            raise UserError(f"parallelism.pipeline_parallel_microbatch_size must be at least 1, not {size}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +126,12 @@ class OptimizerSection:
     """Of matrices; norms and biases are not decayed."""
     second_moment: Literal["row", "element"] = "row"
     """For coordinates in a subspace: the paper's row-wise rule, or plain AdamW."""
+
+    def __post_init__(self) -> None:
+        if not (self.lr > 0 and self.eps > 0 and self.weight_decay >= 0):
+            raise UserError("optimizer.lr and optimizer.eps must be above 0, optimizer.weight_decay at least 0")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise UserError("optimizer.beta1 and optimizer.beta2 must be at least 0 and below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +165,11 @@ class BasisSection:
     interval: int = 500
     """Optimiser steps between two Grassmann updates; 0 keeps the first basis."""
     step_size: float = 1.0
+    """Of the step on the manifold, which is normalised by the gradients' energy."""
+
+    def __post_init__(self) -> None:
+        if self.interval < 0 or not self.step_size > 0:
+            raise UserError("basis.interval must be at least 0 and basis.step_size above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,13 +189,21 @@ class ValidationSection:
     freq: int = 200
     """Optimiser steps between two validations, and one at the end; 0: never."""
     steps: int = 20
-    """Batches per validation; 0: all the validation text."""
+    """Global batches per validation; 0: all the validation text."""
+
+    def __post_init__(self) -> None:
+        if self.freq < 0 or self.steps < 0:
+            raise UserError("validation.freq and validation.steps must be at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsSection:
     log_freq: int = 10
     """Optimiser steps between two lines on a console that is no terminal."""
+
+    def __post_init__(self) -> None:
+        if self.log_freq < 1:
+            raise UserError(f"metrics.log_freq must be at least 1, not {self.log_freq}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,12 +21,20 @@ class Display(Protocol):
     ) -> None: ...
 
 
+_ADVICE = {
+    "not_finite": " (three steps in a row). The last checkpoint is good, but repeats itself exactly: "
+    "lower optimizer.lr or training.max_norm and run the same command",
+    "not_saved": ". The last checkpoint is older than the run: make room and run the same command",
+}
+
+
 def describe(event: AnyEvent) -> str:
     """One line of text."""
     match event:
         case Started():
             origin = f"resumed from {event.resumed_from}" if event.resumed_from else "new run"
-            return f"{origin}, {event.parameters:,} trainable parameters"
+            changes = f"; changed: {', '.join(event.changed)}" if event.changed else ""
+            return f"{origin}, {event.parameters:,} trainable parameters{changes}"
         case Step():
             return (
                 f"step: {event.step:>6}  loss: {event.loss:7.4f}  grad_norm: {event.grad_norm:7.4f}  "
@@ -35,6 +43,8 @@ def describe(event: AnyEvent) -> str:
         case Skipped():
             return f"step: {event.step:>6}  skipped: {event.culprit} is not finite; no weight changed"
         case Validated():
+            if event.loss is None:
+                return f"step: {event.step:>6}  validation loss is not finite"
             bits = f"  bits per byte: {event.bits_per_byte:.4f}" if event.bits_per_byte is not None else ""
             return f"step: {event.step:>6}  validation loss: {event.loss:7.4f}{bits}"
         case BasisChanged():
@@ -45,11 +55,9 @@ def describe(event: AnyEvent) -> str:
         case Saved():
             return f"step: {event.step:>6}  saved {event.path} ({event.nbytes / 1e6:.1f} MB, {event.seconds:.1f} s)"
         case SaveFailed():
-            return (
-                f"step: {event.step:>6}  could not save: {event.reason}; the older checkpoint stays, training goes on"
-            )
+            return f"step: {event.step:>6}  could not save: {event.reason}; older checkpoints stay"
         case Stopped():
-            return f"step: {event.step:>6}  stopped: {event.reason}"
+            return f"step: {event.step:>6}  stopped: {event.reason}{_ADVICE.get(event.reason, '')}"
 
 
 class Lines:
@@ -92,6 +100,8 @@ class Bar:
             text = f"loss {event.loss:.4f}  {event.tokens_per_second:,.0f} tokens/s"
             self.progress.update(self.task, completed=event.step, description=text)
         else:
+            if isinstance(event, Started):
+                self.progress.reset(self.task, completed=event.step)  # steps of an earlier start say nothing of speed
             self.progress.console.print(describe(event), highlight=False, markup=False)
 
     def __enter__(self) -> Self:

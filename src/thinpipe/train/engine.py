@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from thinpipe.checkpoint import Checkpoint, restore, state_by_layer
+from thinpipe.core.errors import UserError
 from thinpipe.core.seeds import derive_seed
 from thinpipe.models import Model, ModelConfig, build, materialise
 from thinpipe.subspace import BasisUpdate, GrassmannTracker, RowwiseAdamW, Subspace
@@ -42,7 +43,6 @@ class LocalEngine:
         self.config = config
         self.device = choose_device(config.training.device)
         dtype = getattr(torch, config.training.dtype)
-        torch.manual_seed(derive_seed(config.debug.seed, "dropout"))
         self.model = materialise(build(model_config), seed=config.debug.seed, device=self.device, dtype=dtype)
         self.model.execute(config.execution)
         settings = config.optimizer
@@ -64,15 +64,15 @@ class LocalEngine:
             self.tracker = GrassmannTracker(self.model.space.basis, step_size=basis.step_size, interval=basis.interval)
             self.model.segments[-1].on_gradient = self.tracker.observe
 
-    def step(self, ids_BW: Ids, lr: float) -> StepOutcome:
+    def step(self, index: int, ids_BW: Ids, lr: float) -> StepOutcome:
         """Forward, backward and update on one global batch; no update when anything is not finite."""
         self.model.train()
         self.optimizer.zero_grad()
         microbatches = torch.from_numpy(ids_BW).to(self.device).split(self.config.microbatch_size)
-        loss = torch.zeros((), dtype=torch.float32, device=self.device)
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
         before = None if self.tracker is None else (self.tracker.su_DK.clone(), self.tracker.trace.clone())
-        for ids in microbatches:
-            part = token_losses(self.model(ids[:, :-1]), ids).mean()
+        for microbatch, ids in enumerate(microbatches):
+            part = token_losses(self._forward(ids[:, :-1], index, microbatch), ids).mean()
             part.backward()
             loss += part.detach()
         outcome = self._check((loss / len(microbatches)).item(), len(microbatches))
@@ -82,13 +82,22 @@ class LocalEngine:
             self.tracker.su_DK, self.tracker.trace = before  # a step that does not count leaves no trace
         return outcome
 
+    def _forward(self, ids_BT: Tensor, step: int, microbatch: int) -> Tensor:
+        """Segment by segment, each with its own seed for dropout: the same wherever a segment runs."""
+        state: Tensor | None = None
+        for number, segment in enumerate(self.model.segments):
+            torch.manual_seed(derive_seed(self.config.debug.seed, "dropout", step, microbatch, number))
+            state = segment(ids_BT, state)
+        assert state is not None
+        return state
+
     def _check(self, loss: float, microbatches: int) -> StepOutcome:
         named = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
         gradients = [gradient for _, gradient in named]
         if microbatches > 1:
             torch._foreach_div_(gradients, float(microbatches))
         norms = torch.stack(list(torch._foreach_norm(gradients))).tolist()
-        total = math.sqrt(sum(norm * norm for norm in norms))
+        total = math.sqrt(math.fsum(norm * norm for norm in norms))
         bad = next((name for (name, _), norm in zip(named, norms, strict=True) if not math.isfinite(norm)), None)
         return StepOutcome(loss, total, bad if math.isfinite(loss) else "loss")
 
@@ -105,12 +114,16 @@ class LocalEngine:
         self.model.eval()
         return mean_loss(self.model, batches, self.device)
 
-    def update_basis(self, finished_steps: int, ids_BW: Ids) -> BasisUpdate | None:
-        """A Grassmann step when one is due; the loss on `ids_BW` is measured before and after."""
-        if self.tracker is None or not self.tracker.is_due(finished_steps):
-            return None
+    def basis_is_due(self, finished_steps: int) -> bool:
+        return self.tracker is not None and self.tracker.is_due(finished_steps)
+
+    def update_basis(self, ids_BW: Ids) -> BasisUpdate:
+        """A Grassmann step; the loss on `ids_BW` is measured before and after."""
+        assert self.tracker is not None
+        size = self.config.microbatch_size
+        parts = [ids_BW[start : start + size] for start in range(0, len(ids_BW), size)]
         return self.tracker.update(
-            lambda old, new: self.model.change_basis(old, new, self.optimizer), lambda: self.evaluate([ids_BW])[0]
+            lambda old, new: self.model.change_basis(old, new, self.optimizer), lambda: self.evaluate(parts)[0]
         )
 
     def state(self) -> dict[str, dict[str, Tensor]]:
@@ -148,5 +161,8 @@ def token_losses(logits_BTV: Tensor, ids_BW: Tensor) -> Tensor:
 
 def choose_device(name: str) -> torch.device:
     if name != "auto":
-        return torch.device(name)
+        try:
+            return torch.device(name)
+        except RuntimeError:
+            raise UserError(f"there is no device {name!r}: write auto, cpu, cuda or cuda:N") from None
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,127 @@
+"""Number formats, rotation and packed ids: exact lengths, known errors, the same bits everywhere."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinpipe.boundary import BoundarySection, Crossing, MessageShape, make_method
+from thinpipe.boundary.formats import FORMATS
+from thinpipe.boundary.ids import id_nbytes, pack_ids, unpack_ids
+from thinpipe.boundary.rotation import Rotation
+from thinpipe.core.errors import UserError
+
+CROSSING = Crossing(seed=1, step=2, microbatch=3, boundary=0)
+
+
+def rows(count, width, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, width, generator=generator) * torch.logspace(-3, 3, count)[:, None]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(1, 9), width=st.integers(1, 41), seed=st.integers(0, 99))
+def test_encoded_rows_have_the_stated_length_and_come_back(name, count, width, seed):
+    number_format, values = FORMATS[name], rows(count, width, seed)
+    encoded = number_format.encode(values)
+    assert (encoded.dtype, encoded.shape) == (torch.uint8, (count, number_format.row_nbytes(width)))
+    decoded = number_format.decode(encoded, width)
+    assert decoded.dtype == torch.float32
+    if number_format.lossless:
+        assert torch.equal(decoded, values)
+    largest = values.abs().amax(1, keepdim=True)
+    limit = {"fp32": 0.0, "bf16": 2**-8, "int8": 0.51 / 127 * 1.01, "int4": 0.51 / 7 * 1.01}[name]
+    assert ((decoded - values).abs() <= limit * largest).all()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_zero_rows_stay_zero_and_signs_survive(name):
+    values = torch.tensor([[0.0, 0.0, 0.0], [1.0, -1.0, 0.5], [-3e-30, 3e-30, 0.0]])
+    decoded = FORMATS[name].decode(FORMATS[name].encode(values), 3)
+    assert torch.equal(decoded[0], values[0])
+    assert torch.equal(decoded[1].sign(), values[1].sign())
+    assert torch.isfinite(decoded).all()
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_rounding_at_random_has_the_right_mean(name):
+    values = torch.linspace(-1, 1, 64).repeat(4000, 1)
+    uniform = torch.Generator().manual_seed(0)
+    encoded = FORMATS[name].encode(values, lambda shape: torch.rand(shape, generator=uniform))
+    decoded = FORMATS[name].decode(encoded, 64)
+    step = float(values.max()) / FORMATS[name].largest
+    assert float((decoded.mean(0) - values[0]).abs().max()) < 5 * step / 4000**0.5
+    assert float((decoded - values).abs().max()) <= step * 1.02
+
+
+@pytest.mark.parametrize("width", [1, 2, 40, 64, 768])
+def test_rotation_is_orthogonal_and_is_undone(width):
+    rotation = Rotation(width, seed=3)
+    values = rows(5, width).double()
+    turned = rotation.apply(values)
+    torch.testing.assert_close(turned.norm(dim=1), values.norm(dim=1), rtol=1e-12, atol=0)
+    torch.testing.assert_close(rotation.undo(turned), values, rtol=1e-12, atol=1e-12)
+
+
+def test_rotation_saves_the_small_entries_from_a_large_one():
+    values = torch.randn(100, 256)
+    values[:, 7] = 100.0
+    errors = []
+    for rotation in (None, Rotation(256, seed=1)):
+        turned = values if rotation is None else rotation.apply(values)
+        decoded = FORMATS["int4"].decode(FORMATS["int4"].encode(turned), 256)
+        back = decoded if rotation is None else rotation.undo(decoded)
+        small = torch.ones(256, dtype=torch.bool)
+        small[7] = False
+        errors.append(float((back - values)[:, small].square().mean()))
+    assert errors[1] < 2 * errors[0]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "nbytes"), [(256, 2), (65_536, 2), (65_537, 3), (128_256, 3), (1 << 24, 3), ((1 << 24) + 1, 4)]
+)
+def test_ids_are_packed_in_16_24_or_32_bits(vocabulary, nbytes):
+    ids = torch.tensor([[0, 1, vocabulary - 1], [2, vocabulary // 2, vocabulary - 2]])
+    packed = pack_ids(ids, vocabulary)
+    assert id_nbytes(vocabulary) == nbytes
+    assert packed.shape == (6 * nbytes,)
+    assert torch.equal(unpack_ids(packed, (2, 3), vocabulary), ids)
+
+
+@pytest.mark.parametrize("forward", FORMATS)
+@pytest.mark.parametrize("backward", FORMATS)
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_message_has_the_length_its_method_states_and_repeats(forward, backward, confined):
+    shape = MessageShape(batch=2, tokens=5, width=7, vocab_size=100_000, dtype=torch.float32)
+    method = make_method(BoundarySection(forward=forward, backward=backward), shape, confined=confined, seed=1)
+    ids, state = torch.randint(100_000, (2, 5)), torch.randn(2, 5, 7)
+    message = method.pack_forward(ids, state, CROSSING)
+    assert message.shape == (method.forward_nbytes,)
+    assert method.forward_nbytes == 10 * (3 + FORMATS[forward].row_nbytes(7))
+    got_ids, got = method.unpack_forward(message, CROSSING)
+    assert torch.equal(got_ids, ids)
+    assert (got.shape, got.dtype) == (state.shape, state.dtype)
+    gradient = method.pack_backward(state, CROSSING)
+    assert gradient.shape == (method.backward_nbytes,)
+    assert torch.equal(gradient, method.pack_backward(state, CROSSING))
+    if forward == backward == "fp32":
+        assert torch.equal(got, state)
+        assert torch.equal(method.unpack_backward(gradient, CROSSING), state)
+    with pytest.raises(ValueError, match="bytes were stated"):
+        method.unpack_forward(message[:-1], CROSSING)
+
+
+def test_random_rounding_depends_on_every_part_of_the_crossing():
+    shape = MessageShape(batch=2, tokens=50, width=7, vocab_size=100, dtype=torch.float32)
+    method = make_method(BoundarySection(backward="int4"), shape, confined=True, seed=1)
+    gradient = torch.randn(2, 50, 7)
+    crossings = [CROSSING, *(Crossing(**{**vars(CROSSING), name: 9}) for name in vars(CROSSING))]
+    assert len({method.pack_backward(gradient, crossing).numpy().tobytes() for crossing in crossings}) == 5
+
+
+@pytest.mark.parametrize(("method", "confined"), [("none", True), ("subspace", False)])
+def test_a_method_that_does_not_fit_the_model_is_refused(method, confined):
+    shape = MessageShape(batch=1, tokens=1, width=1, vocab_size=2, dtype=torch.float32)
+    with pytest.raises(UserError, match=r"leave boundary.method out"):
+        make_method(BoundarySection(method=method), shape, confined=confined, seed=0)
