@@ -52,8 +52,8 @@ class Crossing:
 class BoundaryMethod(ABC):
     """Encodes and decodes the state going forward and its gradient going back.
 
-    Token ids travel forward behind the state, whose numbers thus stay aligned. Methods that keep something between steps will say so here; the
-    first ones keep nothing.
+    Token ids travel forward behind the state, whose numbers thus stay aligned. Methods that keep something between
+    steps will say so here; the first ones keep nothing.
     """
 
     def __init__(self, shape: MessageShape) -> None:
