@@ -5,10 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinpipe.boundary import BoundarySection, Crossing, MessageShape, make_method
+from thinpipe.boundary.contract import Crossing, MessageShape
 from thinpipe.boundary.formats import FORMATS
 from thinpipe.boundary.ids import id_nbytes, pack_ids, unpack_ids
+from thinpipe.boundary.registry import make_method
 from thinpipe.boundary.rotation import Rotation
+from thinpipe.boundary.settings import BoundarySection
 from thinpipe.core.errors import UserError
 
 CROSSING = Crossing(seed=1, step=2, microbatch=3, boundary=0)
@@ -95,10 +97,10 @@ def test_ids_are_packed_in_16_24_or_32_bits(vocabulary, nbytes):
 def test_a_message_has_the_length_its_method_states_and_repeats(forward, backward, confined):
     shape = MessageShape(batch=2, tokens=5, width=7, vocab_size=100_000, dtype=torch.float32)
     method = make_method(BoundarySection(forward=forward, backward=backward), shape, confined=confined, seed=1)
-    ids, state = torch.randint(100_000, (2, 5)), torch.randn(2, 5, 7)
+    ids, state = torch.randint(100_000, (2, 6)), torch.randn(2, 5, 7)
     message = method.pack_forward(ids, state, CROSSING)
     assert message.shape == (method.forward_nbytes,)
-    assert method.forward_nbytes == 10 * (3 + FORMATS[forward].row_nbytes(7))
+    assert method.forward_nbytes == 12 * 3 + 10 * FORMATS[forward].row_nbytes(7)
     got_ids, got = method.unpack_forward(message, CROSSING)
     assert torch.equal(got_ids, ids)
     assert (got.shape, got.dtype) == (state.shape, state.dtype)

@@ -111,7 +111,7 @@ def test_rebase_maps_coordinates_and_first_moments_like_a_full_width_projection(
     before = {p: p.detach().clone() for p in parameters}
     moments = {p: optimizer.state[p]["exp_avg"].clone() for p in parameters}
     seconds = {p: optimizer.state[p]["exp_avg_sq"].clone() for p in parameters}
-    kept = rebase(parameters, optimizer, old, new)
+    kept = rebase({str(index): p for index, p in enumerate(parameters)}, optimizer, old, new)
     u, projector = old.matrix_DK, new.matrix_DK @ new.matrix_DK.T
     for values, expected_from in (
         ({p: p.detach() for p in parameters}, before),
@@ -135,7 +135,7 @@ def test_element_wise_second_moments_restart_from_their_mean():
     writer.grad = torch.randn_like(writer)
     optimizer.step()
     mean = optimizer.state[writer]["exp_avg_sq"].mean(0, keepdim=True)
-    rebase([writer], optimizer, old, new)
+    rebase({"writer": writer}, optimizer, old, new)
     assert torch.equal(optimizer.state[writer]["exp_avg_sq"], mean.expand(K, 7))
 
 

@@ -35,7 +35,7 @@ from thinpipe.train.config import (
     ParallelismSection,
     RunConfig,
 )
-from thinpipe.train.engine import LocalEngine
+from thinpipe.train.engine import Engine
 from thinpipe.train.loop import Trainer
 
 
@@ -123,12 +123,12 @@ def test_the_number_of_microbatches_only_regroups_the_sum(run_config):
 
 
 def test_microbatch_gradients_are_summed_and_divided_once(run_config):
-    engine = LocalEngine(run_config, run_config.model.resolve(64))
+    engine = Engine(run_config, run_config.model.resolve(64))
     ids = Trainer(run_config).batches.batch_at(Trainer(run_config).cursor).ids_BW
     seen = {}
     engine._update = lambda norm, lr: seen.update(norm=norm, lr=lr)  # keep the gradients as they are before clipping
     outcome = engine.step(0, ids, 0.5)
-    expected = LocalEngine(run_config, run_config.model.resolve(64)).model
+    expected = Engine(run_config, run_config.model.resolve(64)).model
     whole = torch.from_numpy(ids)
     for part in whole.split(4):
         logits = expected(part[:, :-1])
@@ -143,7 +143,7 @@ def test_microbatch_gradients_are_summed_and_divided_once(run_config):
 
 def test_clipping_scales_the_update_down(run_config):
     config = replace(run_config, training=replace(run_config.training, max_norm=1e-3))
-    engine = LocalEngine(config, config.model.resolve(64))
+    engine = Engine(config, config.model.resolve(64))
     trainer = Trainer(config)
     outcome = engine.step(0, trainer.batches.batch_at(trainer.cursor).ids_BW, 0.1)
     norm = math.sqrt(sum(float(p.grad.norm()) ** 2 for p in engine.model.parameters()))

@@ -19,6 +19,7 @@ class MessageShape:
 
     batch: int
     tokens: int
+    """Tokens of a sample that have a state; one more id travels, the label of the last."""
     width: int
     """Numbers per token in the state."""
     vocab_size: int
@@ -30,7 +31,7 @@ class MessageShape:
 
     @property
     def ids_nbytes(self) -> int:
-        return self.rows * id_nbytes(self.vocab_size)
+        return self.batch * (self.tokens + 1) * id_nbytes(self.vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ class BoundaryMethod(ABC):
     def unpack_forward(self, message: Tensor, crossing: Crossing) -> tuple[Tensor, Tensor]:
         message = self._of_length(message, self.forward_nbytes)
         packed_ids = message[self.state_nbytes :]
-        ids = unpack_ids(packed_ids, (self.shape.batch, self.shape.tokens), self.shape.vocab_size)
+        ids = unpack_ids(packed_ids, (self.shape.batch, self.shape.tokens + 1), self.shape.vocab_size)
         return ids, self.decode_state(message[: self.state_nbytes], crossing)
 
     @torch.no_grad()

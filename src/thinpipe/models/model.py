@@ -137,7 +137,7 @@ class Model(nn.Module):
         """Maps every coordinate to the new basis; returns ‖Z'‖/‖Z‖. Give it to `GrassmannTracker.update`."""
         if not isinstance(self.space, Subspace):
             raise TypeError("a dense model has no basis to change")
-        kept_norm = rebase(self.parameters(), optimizer, old, new)
+        kept_norm = rebase(dict(self.named_parameters()), optimizer, old, new)
         self.space.basis = new
         return kept_norm
 

@@ -8,7 +8,7 @@ numbers, and the D-wide vector a layer reads is `base + state @ U.T`, where `bas
 from thinpipe.subspace.basis import Basis
 from thinpipe.subspace.coordinates import Coordinates, coordinates_of
 from thinpipe.subspace.fixed import FIXED_TABLES, FixedTable, GaussianTable, SignTable
-from thinpipe.subspace.grassmann import BasisUpdate, GrassmannTracker, rebase
+from thinpipe.subspace.grassmann import BasisUpdate, GrassmannTracker, rebase, rebase_squares
 from thinpipe.subspace.rowwise import RowwiseAdamW
 from thinpipe.subspace.space import DenseSpace, FreeSpace, Space, Subspace, Writer
 from thinpipe.subspace.stream import DenseStream, Stream, SubspaceStream
@@ -33,4 +33,5 @@ __all__ = [
     "Writer",
     "coordinates_of",
     "rebase",
+    "rebase_squares",
 ]

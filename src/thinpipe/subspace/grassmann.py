@@ -9,7 +9,8 @@ coordinates of the projection of Z Uᵀ on span(U'). That is a projection: it do
 why a `BasisUpdate` reports what it cost.
 """
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -120,30 +121,39 @@ class GrassmannTracker:
         )
 
 
-@torch.no_grad()
 def rebase(
-    parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer | None, old: Basis, new: Basis
+    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, old: Basis, new: Basis
 ) -> float:
-    """Maps coordinate parameters and their first moments to the new basis; returns ‖Z'‖/‖Z‖.
+    """Maps coordinate parameters and their first moments to the new basis; returns ‖Z'‖/‖Z‖."""
+    squares = rebase_squares(parameters, optimizer, old, new).values()
+    before, after = (math.fsum(pair[index] for pair in squares) for index in (0, 1))
+    return math.sqrt(after / before) if before else 1.0
+
+
+@torch.no_grad()
+def rebase_squares(
+    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, old: Basis, new: Basis
+) -> dict[str, tuple[float, float]]:
+    """The mapping itself; returns ‖Z‖² before and after for each, which processes can add up.
 
     A row-wise second moment does not depend on the basis and stays. An element-wise one cannot be rotated: it restarts
     from its mean over the coordinates, the part that no rotation changes (starting from zero would make the next
     update about 1/sqrt(1 − β2) times too large, because the bias correction has long worn off).
     """
     transition_KK = (old.matrix_DK.double().T @ new.matrix_DK.double()).to(new.matrix_DK.dtype)
-    squared_before = squared_after = 0.0
-    for parameter in parameters:
+    squares: dict[str, tuple[float, float]] = {}
+    for name, parameter in parameters.items():
         if (coordinates := coordinates_of(parameter)) is None:
             continue
-        squared_before += float(parameter.double().square().sum())
+        before = float(parameter.double().square().sum())
         parameter.copy_(_along(parameter, coordinates.axis, transition_KK))
-        squared_after += float(parameter.double().square().sum())
+        squares[name] = before, float(parameter.double().square().sum())
         state = optimizer.state.get(parameter) if optimizer is not None else None
         if state:
             state["exp_avg"].copy_(_along(state["exp_avg"], coordinates.axis, transition_KK))
             if state["exp_avg_sq"].shape == parameter.shape:
                 state["exp_avg_sq"].copy_(state["exp_avg_sq"].mean(coordinates.axis, keepdim=True).expand_as(parameter))
-    return (squared_after / squared_before) ** 0.5 if squared_before else 1.0
+    return squares
 
 
 def _along(coordinates: Tensor, axis: int, transition_KK: Tensor) -> Tensor:

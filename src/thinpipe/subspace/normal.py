@@ -11,5 +11,7 @@ _CHUNK = 1 << 22
 def fill_normal(target: Tensor, std: float, seed: int) -> None:
     """Draws in float32 on the CPU and copies."""
     generator = torch.Generator().manual_seed(seed)
-    for chunk in target.view(-1).split(_CHUNK):
-        chunk.copy_(torch.empty(chunk.shape, dtype=torch.float32, device="cpu").normal_(std=std, generator=generator))
+    flat = target.view(-1)
+    buffer = torch.empty(min(_CHUNK, flat.numel()), dtype=torch.float32, device="cpu")
+    for chunk in flat.split(_CHUNK):
+        chunk.copy_(buffer[: chunk.numel()].normal_(std=std, generator=generator))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from thinpipe.boundary.settings import BoundarySection
 from thinpipe.core.errors import UserError
 from thinpipe.models.config import Execution, ModelConfig, SubspaceConfig
 from thinpipe.models.presets import PRESETS
@@ -106,6 +107,8 @@ class TrainingSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelismSection:
+    pipeline_parallel_schedule: Literal["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"] = "1F1B"
+    """The order of work when segments run in several processes."""
     pipeline_parallel_microbatch_size: int | None = None
     """Sequences per micro-batch. None: the whole batch at once. Must divide training.global_batch_size."""
 
@@ -226,6 +229,7 @@ class RunConfig:
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     lr_scheduler: SchedulerSection = field(default_factory=SchedulerSection)
     basis: BasisSection = field(default_factory=BasisSection)
+    boundary: BoundarySection = field(default_factory=BoundarySection)
     execution: Execution = field(default_factory=Execution)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     validation: ValidationSection = field(default_factory=ValidationSection)

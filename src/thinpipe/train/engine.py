@@ -1,7 +1,7 @@
-"""Computes optimiser steps in one process that hosts all segments. The loop asks for steps, no more.
+"""Computes optimiser steps with the segments of this process: all of them, or its share of a pipeline.
 
-Micro-batch gradients are summed in order and divided once; the norm for clipping comes from per-parameter norms in
-layer order. Any other engine has to do the same sums in the same order to give the same bits.
+The loop asks for steps and does not know which. Per-parameter norms, the loss and whether all is finite travel in one
+small exchange a step and are summed in layer order, so that every placement clips by the same bits.
 """
 
 import math
@@ -12,14 +12,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
+from thinpipe.boundary.contract import BoundaryMethod, MessageShape
+from thinpipe.boundary.registry import make_method
 from thinpipe.checkpoint import Checkpoint, restore, state_by_layer
 from thinpipe.core.errors import UserError
-from thinpipe.core.seeds import derive_seed
 from thinpipe.models import Model, ModelConfig, build, materialise
-from thinpipe.subspace import BasisUpdate, GrassmannTracker, RowwiseAdamW, Subspace
+from thinpipe.pipeline.runner import PipelineRunner, TwinRunner
+from thinpipe.pipeline.schedules import place
+from thinpipe.pipeline.work import SegmentWork, token_losses
+from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, RowwiseAdamW, Subspace, rebase_squares
 from thinpipe.train.config import RunConfig
 
 Ids = npt.NDArray[np.int64]
@@ -36,21 +40,37 @@ class StepOutcome:
     """"loss", or the first parameter in layer order whose gradient is not finite."""
 
 
-class LocalEngine:
-    """The whole model on one device."""
+class Engine:
+    """With a process group, this process has the segments that the schedule gives to its rank."""
 
-    def __init__(self, config: RunConfig, model_config: ModelConfig) -> None:
-        self.config = config
+    def __init__(self, config: RunConfig, model_config: ModelConfig, group: dist.ProcessGroup | None = None) -> None:
+        self.config, self.group = config, group
         self.device = choose_device(config.training.device)
         dtype = getattr(torch, config.training.dtype)
-        self.model = materialise(build(model_config), seed=config.debug.seed, device=self.device, dtype=dtype)
+        self.model = build(model_config)
+        self.names = [name for name, _ in self.model.named_parameters()]
+        count = len(self.model.segments)
+        self.mine = list(range(count))
+        if group is not None:
+            self.mine = place(config.parallelism.pipeline_parallel_schedule, group.size(), count)[group.rank()]
+        for index in self.mine:
+            materialise(self.model.segments[index], seed=config.debug.seed, device=self.device, dtype=dtype)
         self.model.execute(config.execution)
-        settings = config.optimizer
+        self.parameters = {
+            name: parameter for index in self.mine for name, parameter in self.model.segments[index].named_parameters()
+        }
+        self.optimizer = self._make_optimizer()
+        self.tracker = self._make_tracker()
+        works = [SegmentWork(self.model.segments[index], index, config.debug.seed) for index in self.mine]
+        self.runner = self._make_runner(works, self._make_method(model_config, dtype))
+
+    def _make_optimizer(self) -> RowwiseAdamW:
+        settings = self.config.optimizer
         groups: list[dict[str, Any]] = [
-            {"params": [p for p in self.model.parameters() if p.dim() >= 2]},
-            {"params": [p for p in self.model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+            {"params": [p for p in self.parameters.values() if p.dim() >= 2]},
+            {"params": [p for p in self.parameters.values() if p.dim() < 2], "weight_decay": 0.0},
         ]
-        self.optimizer = RowwiseAdamW(
+        return RowwiseAdamW(
             groups,
             lr=settings.lr,
             betas=(settings.beta1, settings.beta2),
@@ -58,73 +78,132 @@ class LocalEngine:
             weight_decay=settings.weight_decay,
             second_moment=settings.second_moment,
         )
-        self.tracker: GrassmannTracker | None = None
-        if isinstance(self.model.space, Subspace) and config.basis.interval:
-            basis = config.basis
-            self.tracker = GrassmannTracker(self.model.space.basis, step_size=basis.step_size, interval=basis.interval)
-            self.model.segments[-1].on_gradient = self.tracker.observe
+
+    def _make_tracker(self) -> GrassmannTracker | None:
+        """Where the last segment is."""
+        basis = self.config.basis
+        if not isinstance(self.model.space, Subspace) or not basis.interval or not self.has_last:
+            return None
+        tracker = GrassmannTracker(self.model.space.basis, step_size=basis.step_size, interval=basis.interval)
+        self.model.segments[-1].on_gradient = tracker.observe
+        return tracker
+
+    def _make_method(self, model: ModelConfig, dtype: torch.dtype) -> BoundaryMethod:
+        shape = MessageShape(
+            batch=self.config.microbatch_size,
+            tokens=self.config.training.seq_len,
+            width=model.subspace.width or model.dim,
+            vocab_size=model.vocab_size,
+            dtype=dtype,
+        )
+        confined = model.subspace.width is not None
+        return make_method(self.config.boundary, shape, confined=confined, seed=self.config.debug.seed)
+
+    def _make_runner(self, works: list[SegmentWork], method: BoundaryMethod) -> TwinRunner | PipelineRunner:
+        seed = self.config.debug.seed
+        if self.group is None:
+            return TwinRunner(works, method, seed=seed)
+        return PipelineRunner(
+            works,
+            len(self.model.segments),
+            method,
+            schedule=self.config.parallelism.pipeline_parallel_schedule,
+            microbatches=self.config.microbatches,
+            seed=seed,
+            device=self.device,
+            group=self.group,
+        )
+
+    @property
+    def has_last(self) -> bool:
+        return len(self.model.segments) - 1 in self.mine
 
     def step(self, index: int, ids_BW: Ids, lr: float) -> StepOutcome:
         """Forward, backward and update on one global batch; no update when anything is not finite."""
         self.model.train()
         self.optimizer.zero_grad()
-        microbatches = torch.from_numpy(ids_BW).to(self.device).split(self.config.microbatch_size)
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
         before = None if self.tracker is None else (self.tracker.su_DK.clone(), self.tracker.trace.clone())
-        for microbatch, ids in enumerate(microbatches):
-            part = token_losses(self._forward(ids[:, :-1], index, microbatch), ids).mean()
-            part.backward()
-            loss += part.detach()
-        outcome = self._check((loss / len(microbatches)).item(), len(microbatches))
+        loss = self.runner.gradients(index, self._microbatches(ids_BW))
+        outcome = self._outcome(loss)
         if outcome.culprit is None:
             self._update(outcome.grad_norm, lr)
         elif self.tracker is not None and before is not None:
             self.tracker.su_DK, self.tracker.trace = before  # a step that does not count leaves no trace
         return outcome
 
-    def _forward(self, ids_BT: Tensor, step: int, microbatch: int) -> Tensor:
-        """Segment by segment, each with its own seed for dropout: the same wherever a segment runs."""
-        state: Tensor | None = None
-        for number, segment in enumerate(self.model.segments):
-            torch.manual_seed(derive_seed(self.config.debug.seed, "dropout", step, microbatch, number))
-            state = segment(ids_BT, state)
-        assert state is not None
-        return state
+    def _microbatches(self, ids_BW: Ids) -> tuple[Tensor, ...]:
+        parts: tuple[Tensor, ...] = torch.from_numpy(ids_BW).to(self.device).split(self.config.microbatch_size)
+        return parts
 
-    def _check(self, loss: float, microbatches: int) -> StepOutcome:
-        named = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
-        gradients = [gradient for _, gradient in named]
-        if microbatches > 1:
-            torch._foreach_div_(gradients, float(microbatches))
-        norms = torch.stack(list(torch._foreach_norm(gradients))).tolist()
-        total = math.sqrt(math.fsum(norm * norm for norm in norms))
-        bad = next((name for (name, _), norm in zip(named, norms, strict=True) if not math.isfinite(norm)), None)
-        return StepOutcome(loss, total, bad if math.isfinite(loss) else "loss")
+    def _outcome(self, loss: float | None) -> StepOutcome:
+        """The same in every process."""
+        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        local = dict(zip(self.parameters, torch.stack(list(torch._foreach_norm(gradients))).tolist(), strict=True))
+        *norms, total_loss = self._share([*(local.get(name, 0.0) for name in self.names), loss or 0.0])
+        bad = next((name for name, norm in zip(self.names, norms, strict=True) if not math.isfinite(norm)), None)
+        grad_norm = math.sqrt(math.fsum(norm * norm for norm in norms)) if bad is None else math.nan
+        return StepOutcome(total_loss, grad_norm, bad if math.isfinite(total_loss) else "loss")
+
+    def _share(self, numbers: list[float]) -> list[float]:
+        """Sums over the processes. Exact, because each number is zero everywhere but in one of them."""
+        if self.group is None:
+            return numbers
+        vector = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(vector, group=self.group)
+        return [float(number) for number in vector.tolist()]
 
     def _update(self, grad_norm: float, lr: float) -> None:
         factor = self.config.training.max_norm / (grad_norm + 1e-6)
         if factor < 1:
-            torch._foreach_mul_([p.grad for p in self.model.parameters() if p.grad is not None], factor)
+            torch._foreach_mul_([p.grad for p in self.parameters.values() if p.grad is not None], factor)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
 
     def evaluate(self, batches: Iterable[Ids]) -> tuple[float, int]:
-        """Mean loss per token over all batches, and the number of tokens."""
+        """Mean loss per token over whole global batches, messages and all, and the number of tokens."""
         self.model.eval()
-        return mean_loss(self.model, batches, self.device)
+        losses, tokens = [], 0
+        for ids_BW in batches:
+            loss = self.runner.loss(self._microbatches(ids_BW))
+            losses.append(self._share([loss or 0.0])[0])
+            tokens += ids_BW[:, 1:].size
+        return (math.fsum(losses) / len(losses), tokens) if losses else (math.nan, 0)
 
     def basis_is_due(self, finished_steps: int) -> bool:
-        return self.tracker is not None and self.tracker.is_due(finished_steps)
+        interval = self.config.basis.interval
+        return isinstance(self.model.space, Subspace) and interval > 0 and finished_steps % interval == 0
 
-    def update_basis(self, ids_BW: Ids) -> BasisUpdate:
-        """A Grassmann step; the loss on `ids_BW` is measured before and after."""
-        assert self.tracker is not None
-        size = self.config.microbatch_size
-        parts = [ids_BW[start : start + size] for start in range(0, len(ids_BW), size)]
-        return self.tracker.update(
-            lambda old, new: self.model.change_basis(old, new, self.optimizer), lambda: self.evaluate(parts)[0]
-        )
+    def update_basis(self, ids_BW: Ids) -> BasisUpdate | None:
+        """A Grassmann step; the loss on `ids_BW` is measured before and after. None where the last segment is not."""
+
+        def measure() -> float:
+            return self.evaluate([ids_BW])[0]
+
+        if self.tracker is not None:
+            return self.tracker.update(self._change_basis, measure)
+        assert isinstance(self.model.space, Subspace)
+        measure()
+        self._change_basis(self.model.space.basis, None)
+        measure()
+        return None
+
+    def _change_basis(self, old: Basis, new: Basis | None) -> float:
+        """The process that knows the new basis sends it to all; every one maps its own coordinates."""
+        assert isinstance(self.model.space, Subspace)
+        if self.group is not None:
+            matrix_DK = new.matrix_DK if new is not None else torch.empty_like(old.matrix_DK)
+            schedule = self.config.parallelism.pipeline_parallel_schedule
+            placement = place(schedule, self.group.size(), len(self.model.segments))
+            source = next(rank for rank, mine in enumerate(placement) if len(self.model.segments) - 1 in mine)
+            dist.broadcast(matrix_DK, dist.get_global_rank(self.group, source), group=self.group)
+            new = Basis(matrix_DK, old.version + 1)
+        assert new is not None
+        squares = rebase_squares(self.parameters, self.optimizer, old, new)
+        self.model.space.basis = new
+        shared = self._share([number for name in self.names for number in squares.get(name, (0.0, 0.0))])
+        before, after = math.fsum(shared[0::2]), math.fsum(shared[1::2])
+        return math.sqrt(after / before) if before else 1.0
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         return state_by_layer(self.model, self.optimizer, self.tracker)
@@ -141,8 +220,8 @@ class LocalEngine:
 
 
 @torch.no_grad()
-def mean_loss(model: Model, batches: Iterable[Ids], device: torch.device | str) -> tuple[float, int]:
-    """Mean over all tokens of all batches, however long each is, and the number of tokens."""
+def mean_loss(model: Model | nn.Module, batches: Iterable[Ids], device: torch.device | str) -> tuple[float, int]:
+    """Mean over all tokens of all batches, however long each is, and the number of tokens. No boundaries."""
     total, tokens = 0.0, 0
     for ids_BW in batches:
         ids = torch.from_numpy(ids_BW).to(device)
@@ -150,13 +229,6 @@ def mean_loss(model: Model, batches: Iterable[Ids], device: torch.device | str) 
         total += losses.double().sum().item()
         tokens += losses.numel()
     return total / max(1, tokens), tokens
-
-
-def token_losses(logits_BTV: Tensor, ids_BW: Tensor) -> Tensor:
-    """Cross-entropy of every token, in float32 at least."""
-    logits = logits_BTV.flatten(0, 1)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(logits, ids_BW[:, 1:].flatten(), reduction="none")
 
 
 def choose_device(name: str) -> torch.device:

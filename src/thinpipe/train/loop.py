@@ -33,7 +33,7 @@ from thinpipe.data import Batches, Cursor, Tokenizer, Tokens, has_tokens, sequen
 from thinpipe.models import ModelConfig
 from thinpipe.train.config import RunConfig
 from thinpipe.train.console import Display, open_display
-from thinpipe.train.engine import Ids, LocalEngine
+from thinpipe.train.engine import Engine, Ids
 from thinpipe.train.schedule import lr_factor
 from thinpipe.train.stopping import StopRequest
 
@@ -56,7 +56,7 @@ class Trainer:
         self.own, self.problems = self.checkpoints.newest_whole()
         self.initial = find_checkpoint(config.model.initial) if config.model.initial and self.own is None else None
         self.model_config = self._model_config()
-        self.engine = LocalEngine(config, self.model_config)
+        self.engine = Engine(config, self.model_config)
         self.finished_steps, self.cursor, self.saved_step = 0, Cursor(), -1
 
     def _model_config(self) -> ModelConfig:
@@ -138,6 +138,7 @@ class Trainer:
         config, step = self.config, self.finished_steps
         if self.engine.basis_is_due(step):
             update = self.engine.update_basis(self.batches.batch_at(self.cursor).ids_BW)
+            assert update is not None
             _tell(BasisChanged(step=step, **vars(update)), log, display)
         due = config.validation.freq and (step % config.validation.freq == 0 or step == config.training.steps)
         if due and self.validation is not None:
@@ -159,11 +160,11 @@ class Trainer:
 
     def _validation_batches(self) -> Iterator[Ids]:
         assert self.validation is not None
-        """Whole micro-batches only: segments of a pipeline have fixed shapes, and every placement sees the same."""
-        size, steps = self.config.microbatch_size, self.config.validation.steps
-        batches = sequential_batches(self.validation, seq_len=self.config.training.seq_len, batch_size=size)
-        limit = steps * self.config.microbatches if steps else None
-        return (ids for ids, _ in islice(batches, limit) if len(ids) == size)
+        """Whole batches only: the segments of a pipeline have fixed shapes, and every placement sees the same."""
+        training = self.config.training
+        size = training.global_batch_size
+        batches = sequential_batches(self.validation, seq_len=training.seq_len, batch_size=size)
+        return (ids for ids, _ in islice(batches, self.config.validation.steps or None) if len(ids) == size)
 
     def _resume_or_start(self, log: EventLog, display: Display) -> None:
         checkpoint, changed = self.own, list[str]()
