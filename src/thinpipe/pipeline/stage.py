@@ -133,7 +133,13 @@ class MessageStage(PipelineStage):
         message = self.method.pack_backward(gradient, self._crossing(bwd_chunk_id, self.stage_index - 1))
         return self._send(message, self.stage_index - 1)
 
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """Validation runs the same actions without gradients, and torch's V schedules ask for one all the same."""
+        return super().get_local_bwd_output(mb_index) if self.has_backward else None  # type: ignore[no-untyped-call]
+
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        if not self.has_backward:
+            return
         (gradient,) = next_stage_bwd_outputs
         self._accept_gradient(self.method.pack_backward(gradient, self._crossing(mb_index, self.stage_index)), mb_index)
 

@@ -20,7 +20,7 @@ def orthonormalise(matrix_DK: Tensor) -> Tensor:
     q_DK, r_KK = torch.linalg.qr(matrix_DK)
     signs_K = torch.where(r_KK.diagonal() < 0, -1.0, 1.0).to(q_DK.dtype)
     orthonormal_DK: Tensor = q_DK * signs_K
-    return orthonormal_DK
+    return orthonormal_DK.contiguous()  # LAPACK's result is column-major, and a network would send its memory as it is
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,6 +63,7 @@ class Engine:
         self.tracker = self._make_tracker()
         works = [SegmentWork(self.model.segments[index], index, config.debug.seed) for index in self.mine]
         self.runner = self._make_runner(works, self._make_method(model_config, dtype))
+        self._refuse_disagreement()
 
     def _make_optimizer(self) -> RowwiseAdamW:
         settings = self.config.optimizer
@@ -152,6 +153,22 @@ class Engine:
         dist.all_reduce(vector, group=self.group)
         return [float(number) for number in vector.tolist()]
 
+    def _refuse_disagreement(self) -> None:
+        """A wrong basis or token table leaves every norm as it was: only hashes can tell."""
+        if self.group is None or not isinstance(self.model.space, Subspace):
+            return
+        space = self.model.space
+        tables = [table for table in (space.tokens, space.positions) if table is not None]
+        hashes = {"basis": space.basis.hash, **{f"table {index}": table.hash for index, table in enumerate(tables)}}
+        numbers = torch.tensor([int(value[:12], 16) for value in hashes.values()], dtype=torch.int64)
+        extremes = torch.stack((numbers, -numbers))
+        dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self.group)
+        for name, largest, negated in zip(hashes, *extremes.tolist(), strict=True):
+            if largest != -negated:
+                raise UserError(
+                    f"process {self.group.rank()}: not all processes have the same {name}: {hashes[name]} here"
+                )
+
     def _update(self, grad_norm: float, lr: float) -> None:
         factor = self.config.training.max_norm / (grad_norm + 1e-6)
         if factor < 1:
@@ -192,7 +209,7 @@ class Engine:
         """The process that knows the new basis sends it to all; every one maps its own coordinates."""
         assert isinstance(self.model.space, Subspace)
         if self.group is not None:
-            matrix_DK = new.matrix_DK if new is not None else torch.empty_like(old.matrix_DK)
+            matrix_DK = (new or old).matrix_DK.clone(memory_format=torch.contiguous_format)
             schedule = self.config.parallelism.pipeline_parallel_schedule
             placement = place(schedule, self.group.size(), len(self.model.segments))
             source = next(rank for rank, mine in enumerate(placement) if len(self.model.segments) - 1 in mine)
@@ -201,6 +218,7 @@ class Engine:
         assert new is not None
         squares = rebase_squares(self.parameters, self.optimizer, old, new)
         self.model.space.basis = new
+        self._refuse_disagreement()
         shared = self._share([number for name in self.names for number in squares.get(name, (0.0, 0.0))])
         before, after = math.fsum(shared[0::2]), math.fsum(shared[1::2])
         return math.sqrt(after / before) if before else 1.0

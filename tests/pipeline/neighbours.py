@@ -1,0 +1,54 @@
+"""Two neighbours, of which the first is hostile: it asks for dynamic shapes and offers pickled code as metadata."""
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+from tests.pipeline.cases import CASES, config_of
+from thinpipe.boundary.contract import MessageShape
+from thinpipe.boundary.registry import make_method
+from thinpipe.models import build, materialise
+from thinpipe.pipeline.stage import MessageStage
+from thinpipe.pipeline.work import SegmentWork
+
+
+class Payload:
+    """Unpickling it writes the file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return exec, (f"open({str(self.target)!r}, 'w').write('ran')",)
+
+
+class HostileStage(PipelineStage):
+    def _send_meta(self, meta: Any, dst_stage: int) -> None:  # noqa: ARG002
+        dist.send_object_list([Payload(Path(sys.argv[1]))], dst=dst_stage)
+
+
+def main() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    device = torch.device("cpu")
+    if os.environ["RANK"] == "0":
+        stage: PipelineStage = HostileStage(nn.Linear(4, 4), 0, 2, device)
+        ScheduleGPipe(stage, 2).step(torch.zeros(2, 4))
+        return
+    config = config_of(CASES[0], 2, "GPipe").model.resolve(64)
+    shape = MessageShape(batch=1, tokens=12, width=32, vocab_size=64, dtype=torch.float32)
+    method = make_method(config_of(CASES[0], 2, "GPipe").boundary, shape, confined=False, seed=0)
+    segment = materialise(build(config).segments[1], seed=0)
+    stage = MessageStage(SegmentWork(segment, 1, 0), 2, method, seed=0, device=device)
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda loss, _nothing: loss)
+    schedule.step(target=torch.zeros(2), losses=[])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""N processes give the bits of one: every method, number format and schedule, through changes of basis."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from tests.pipeline import cases
+from tests.pipeline.cases import CASES, run_case, segments_for
+from tests.reference.language import SyntheticLanguage
+from thinpipe.core.errors import UserError
+from thinpipe.models.config import SubspaceConfig
+from thinpipe.pipeline.schedules import SCHEDULES, place
+from thinpipe.pipeline.stage import KNOWN_TORCH
+from thinpipe.train.engine import Engine
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(processes, module, *arguments):
+    common = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            env={**os.environ, **common, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+
+
+def run_processes(schedule, processes, output):
+    """Every process's results; a failure shows the end of each one's output."""
+    workers = start(processes, "tests.pipeline.worker", schedule, output)
+    printed = [worker.communicate(timeout=240)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * processes, "\n".join(text[-3000:] for text in printed)
+    return [json.loads(output.with_suffix(f".{rank}").read_text()) for rank in range(processes)]
+
+
+@cache
+def twin(segments):
+    """What one process comes to; the schedule is no matter there."""
+    return {case.name: run_case(case, segments, "GPipe") for case in CASES}
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_processes_equal_the_twin_bit_for_bit(schedule, processes, tmp_path):
+    expected = twin(segments_for(schedule, processes))
+    reports = run_processes(schedule, processes, tmp_path / "result")
+    assert [report["unpickled"] for report in reports] == [[]] * processes
+    for case in CASES:
+        want = json.loads(json.dumps(expected[case.name]))
+        parts = [report["results"][case.name] for report in reports]
+        for part in parts:  # every process knows the loss and the norm
+            assert (part["seen"], part["validation"]) == (want["seen"], want["validation"]), case.name
+            assert part["basis"] == want["basis"] == (2 if case.method == "subspace" else None)
+        for what in ("gradients", "weights", "moments"):
+            together = {}
+            for part in parts:
+                together |= part[what]
+            assert together == want[what], f"{what} of {case.name}"
+    # They are different functions, so equality above is not for want of anything happening.
+    assert len({json.dumps(result["seen"]) for result in expected.values()}) == len(CASES)
+
+
+def test_exact_methods_do_not_care_where_the_boundaries_are():
+    """fp32 states cross bit for bit, so moving, adding or removing cuts changes nothing but names of segments."""
+    language = SyntheticLanguage(cases.VOCABULARY, seed=1)
+    for method in ("none", "subspace"):
+        base = cases.config_of(cases.Case(method, "fp32", "fp32"), 4, "GPipe")
+        weights = []
+        for boundaries in ((1, 2, 3), (2,), (1, 3)):
+            subspace = replace(base.model.subspace, free_last=False) if method == "subspace" else SubspaceConfig()
+            config = replace(base, model=replace(base.model, boundaries=boundaries, subspace=subspace))
+            engine = Engine(config, config.model.resolve(cases.VOCABULARY))
+            for step in range(6):
+                engine.step(step, language.batch(step, cases.batch_size(4), cases.TOKENS).numpy(), lr=3e-3)
+            weights.append({name: cases.digest(parameter) for name, parameter in engine.parameters.items()})
+        assert weights[0] == weights[1] == weights[2]
+
+
+def test_a_neighbour_that_offers_pickled_metadata_is_refused_and_its_code_does_not_run(tmp_path):
+    hostile, honest = start(2, "tests.pipeline.neighbours", tmp_path / "ran")
+    printed, _ = honest.communicate(timeout=100)
+    hostile.kill()
+    hostile.communicate()
+    assert honest.returncode == 1
+    assert "stage 0 offers stage 1 metadata: refused, shapes are static" in printed
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_private_names_of_torch_were_checked_for_this_version():
+    """Another torch must be looked at before the pipeline is trusted with it."""
+    assert torch.__version__.startswith(KNOWN_TORCH)
+
+
+def test_places():
+    assert place("1F1B", 3, 3) == [[0], [1], [2]]
+    assert place("Interleaved1F1B", 2, 4) == [[0, 2], [1, 3]]
+    assert place("ZBVZeroBubble", 2, 4) == [[0, 3], [1, 2]]
+    with pytest.raises(UserError, match=r"needs a model of 4 segments, and this one has 3"):
+        place("ZBVZeroBubble", 2, 3)
