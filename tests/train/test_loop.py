@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from thinpipe.boundary.settings import BoundarySection
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder
 from thinpipe.core.config import dump_toml, load_toml
 from thinpipe.core.errors import UserError
@@ -31,6 +32,7 @@ from thinpipe.train.config import (
     CheckpointSection,
     DataSection,
     JobSection,
+    ModelSection,
     OptimizerSection,
     ParallelismSection,
     RunConfig,
@@ -303,6 +305,29 @@ def test_validation_does_not_depend_on_the_microbatch_size(run_config):
 def test_too_long_sequences_are_refused(run_config):
     with pytest.raises(UserError, match=r"seq_len 64 is above the model's max_seq_len 32"):
         Trainer(replace(run_config, training=replace(run_config.training, seq_len=64)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": ModelSection(), "boundary": BoundarySection(forward="int8")}, "model.boundaries is empty"),
+        ({"parallelism": ParallelismSection(pipeline_parallel_schedule="GPipe")}, "no effect in one process"),
+        ({"model": ModelSection(), "optimizer": OptimizerSection(second_moment="element")}, "for subspace models"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(run_config, changes, message):
+    with pytest.raises(UserError, match=message):
+        Trainer(replace(run_config, **changes))
+
+
+@pytest.mark.parametrize("number_format", ["bf16", "int8", "int4"])
+def test_lossy_messages_train_too(run_config, number_format):
+    config = replace(
+        with_steps(run_config, 40), boundary=BoundarySection(forward=number_format, backward=number_format)
+    )
+    assert Trainer(config).train() == "finished"
+    losses = [event.loss for event in events(config, Step)]
+    assert losses[-1] < losses[0] - 0.1
 
 
 def test_settings_saved_with_the_run_load_to_the_same(run_config):

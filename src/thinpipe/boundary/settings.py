@@ -13,6 +13,6 @@ class BoundarySection:
     method: Literal["none", "subspace"] | None = None
     """What is sent. None: `subspace` for a subspace model and `none` for a dense one."""
     forward: FormatName = "fp32"
-    """Number format of the state."""
+    """Number format of the state. fp32 is exact for float32 and bfloat16 models; a float64 model is rounded to it."""
     backward: FormatName = "fp32"
     """Number format of its gradient. int8 and int4 are rounded at random, so that the mean is right."""

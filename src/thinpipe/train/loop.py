@@ -12,6 +12,7 @@ from itertools import islice
 import msgspec
 import torch
 
+from thinpipe.boundary.settings import BoundarySection
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, describe, find_checkpoint, model_config_of
 from thinpipe.checkpoint.state import versions
 from thinpipe.core.config import differences, dump_toml
@@ -31,7 +32,7 @@ from thinpipe.core.events import (
 from thinpipe.core.files import write_atomically
 from thinpipe.data import Batches, Cursor, Tokenizer, Tokens, has_tokens, sequential_batches
 from thinpipe.models import ModelConfig
-from thinpipe.train.config import RunConfig
+from thinpipe.train.config import ParallelismSection, RunConfig
 from thinpipe.train.console import Display, open_display
 from thinpipe.train.engine import Engine, Ids
 from thinpipe.train.schedule import lr_factor
@@ -72,6 +73,12 @@ class Trainer:
                     f"the tokens in {self.config.data.path} need {vocabulary} ids, but the model in {section.initial} "
                     f"has {model.vocab_size}: tokenize with --tokenizer {section.initial / 'tokenizer'}"
                 )
+        if not model.boundaries and self.config.boundary != BoundarySection():
+            raise UserError(
+                "[boundary] says how the state crosses a cut, but model.boundaries is empty: set it, or leave it out"
+            )
+        if self.config.parallelism.pipeline_parallel_schedule != ParallelismSection().pipeline_parallel_schedule:
+            raise UserError("parallelism.pipeline_parallel_schedule has no effect in one process: leave it out")
         if model.subspace.width is None and self.config.optimizer.second_moment != "row":
             raise UserError("optimizer.second_moment is for subspace models: leave it out, or set model.subspace.width")
         if self.config.training.seq_len > model.max_seq_len:
