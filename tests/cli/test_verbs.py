@@ -115,6 +115,11 @@ def test_settings_are_printed_and_flags_beat_the_file(trained):
     assert "steps = 3" in (trained / "other/run.toml").read_text()
 
 
+def test_help_with_a_file_shows_its_values(trained):
+    assert "(default: 6)" in thinpipe("train", "run.toml", "--help", cwd=trained)  # training.steps
+    assert "thinpipe train RUN.toml" in thinpipe("train", "--help", cwd=trained)
+
+
 def test_a_typo_in_the_file_and_in_a_flag_name_the_nearest(trained):
     (trained / "typo.toml").write_text("[training]\nstesp = 3\n")
     message = thinpipe("train", "typo.toml", cwd=trained, code=2)

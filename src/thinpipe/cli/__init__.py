@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str]) -> tuple[Verb, Any]:
     name = arguments[0] if arguments else ""
     verb = VERBS.get(name)
-    if verb is not None and verb.starts_with_file and "--help" not in arguments and "-h" not in arguments:
+    if verb is not None and verb.starts_with_file and arguments[1:2] not in (["--help"], ["-h"]):
         if len(arguments) < 2 or arguments[1].startswith("-"):
             raise UserError(
                 f"{name} starts from a file with settings: thinpipe {name} RUN.toml [--section.field value]"

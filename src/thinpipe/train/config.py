@@ -219,7 +219,10 @@ class DebugSection:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Settings of `thinpipe train`."""
+    """Train a model, or go on where it stopped: thinpipe train RUN.toml [--section.field value].
+
+    The file says what differs from the defaults below; a flag beats the file.
+    """
 
     job: JobSection = field(default_factory=JobSection)
     model: ModelSection = field(default_factory=ModelSection)
