@@ -27,6 +27,7 @@ from thinpipe.core.events import (
     Validated,
     read_events,
 )
+from thinpipe.models.config import Execution
 from thinpipe.train.config import (
     BasisSection,
     CheckpointSection,
@@ -318,6 +319,12 @@ def test_too_long_sequences_are_refused(run_config):
 def test_a_setting_without_effect_is_refused(run_config, changes, message):
     with pytest.raises(UserError, match=message):
         Trainer(replace(run_config, **changes))
+
+
+def test_pairs_that_cannot_work_are_refused_at_once(run_config):
+    zero_bubble = ParallelismSection(pipeline_parallel_schedule="ZBVZeroBubble")
+    with pytest.raises(UserError, match=r"set execution.compile = false"):
+        replace(run_config, parallelism=zero_bubble, execution=Execution(compile=True))
 
 
 @pytest.mark.parametrize("number_format", ["bf16", "int8", "int4"])

@@ -20,15 +20,13 @@ class ScheduleKind:
     segments_per_process: int
     shape: Literal["loop", "v"] = "loop"
     """loop: process r has segments r, r + N, ...; v: r and, on the way back, the one opposite."""
-    compiles: bool = True
-    """Works with compiled blocks."""
 
 
 SCHEDULES: dict[str, ScheduleKind] = {
     "GPipe": ScheduleKind(ScheduleGPipe, 1),
     "1F1B": ScheduleKind(Schedule1F1B, 1),
     "Interleaved1F1B": ScheduleKind(ScheduleInterleaved1F1B, 2),
-    "ZBVZeroBubble": ScheduleKind(ScheduleZBVZeroBubble, 2, shape="v", compiles=False),
+    "ZBVZeroBubble": ScheduleKind(ScheduleZBVZeroBubble, 2, shape="v"),
 }
 
 

@@ -245,6 +245,10 @@ class RunConfig:
                 f"parallelism.pipeline_parallel_microbatch_size {self.microbatch_size} does not divide "
                 f"training.global_batch_size {self.training.global_batch_size}: micro-batches must be equal"
             )
+        if self.parallelism.pipeline_parallel_schedule == "ZBVZeroBubble" and self.execution.compile:
+            raise UserError(
+                "ZBVZeroBubble splits the backward pass, which compiled blocks cannot: set execution.compile = false"
+            )
         if self.lr_scheduler.warmup_steps >= self.training.steps:
             raise UserError(
                 f"lr_scheduler.warmup_steps {self.lr_scheduler.warmup_steps} must be below "
