@@ -41,6 +41,15 @@ def test_building_the_parser_imports_no_torch():
     assert done.stdout == "[]\n"
 
 
+def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path):
+    (tmp_path / "events.jsonl").write_bytes(b"")
+    command = [sys.executable, "-u", "-m", "thinpipe", "report", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 1
+
+
 def test_version():
     done = thinpipe("--version")
     assert (done.returncode, done.stdout) == (0, f"thinpipe {__version__}\n")

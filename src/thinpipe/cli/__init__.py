@@ -5,6 +5,7 @@ with one message and no traceback.
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"thinpipe: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `thinpipe ... | head` has seen enough; what is still buffered must not complain either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return code or 0
 
 
