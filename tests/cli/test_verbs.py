@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.reference.exported import assert_close_logits, assert_same_in_transformers
 from thinpipe.checkpoint import find_checkpoint, load_model
 
 SETTINGS = """
@@ -74,21 +75,12 @@ def test_generate_continues_the_prompt_and_repeats_with_the_seed(trained):
     assert first == again != other
 
 
-def test_an_export_has_the_same_logits_and_imports_again(trained):
-    transformers = pytest.importorskip("transformers")
+def test_an_export_has_the_same_logits_and_text_and_imports_again(trained):
     thinpipe("export", "run", "exported", cwd=trained)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(trained / "exported").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(trained / "exported")
-    ours = load_model(find_checkpoint(trained / "run"))
-    ids = tokenizer("The Queen of Hearts", return_tensors="pt").input_ids
-    with torch.no_grad():
-        expected, got = ours(ids), theirs(ids).logits
-    assert float((got - expected).abs().max() / expected.abs().max()) <= 1e-4
-
+    ids, expected = assert_same_in_transformers(trained / "exported", trained / "run", "The Queen of Hearts")
     thinpipe("import", "exported", "dense", cwd=trained)
     with torch.no_grad():
-        dense = load_model(find_checkpoint(trained / "dense"))(ids)
-    assert float((dense - expected).abs().max() / expected.abs().max()) <= 1e-4
+        assert_close_logits(load_model(find_checkpoint(trained / "dense"))(ids), expected)
 
 
 def test_a_cast_must_be_asked_for_with_data_and_says_what_it_costs(trained):

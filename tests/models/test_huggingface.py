@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.models.test_huggingface_config import GPT2_JSON, LLAMA3_JSON, LLAMA_JSON
 from thinpipe.core.errors import UserError
 from thinpipe.models import (
     GPT2Config,
@@ -41,32 +42,6 @@ OURS: dict[str, ModelConfig] = {
     "gpt2-untied": replace(GPT2, tied=False, dropout=0.0),
 }
 
-LLAMA_JSON: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 96,
-    "rms_norm_eps": 1e-5,
-}
-GPT2_JSON: dict[str, Any] = {
-    "model_type": "gpt2",
-    "vocab_size": 61,
-    "n_embd": 32,
-    "n_layer": 3,
-    "n_head": 4,
-    "n_positions": 96,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-LLAMA3_JSON: dict[str, Any] = {
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
 THEIRS: dict[str, dict[str, Any]] = {
     "llama": {**LLAMA_JSON, "rms_norm_eps": 1e-3, "initializer_range": 0.1, "rope_theta": 500_000.0},
     "llama-tied": {**LLAMA_JSON, "tie_word_embeddings": True},

@@ -8,11 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from thinpipe.checkpoint import find_checkpoint, load_model
+from tests.reference.exported import assert_same_in_transformers
 from thinpipe.core.events import Validated, read_events
-from thinpipe.models.generate import generate
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 300
@@ -61,16 +59,6 @@ def test_the_quick_start_runs_in_five_minutes_and_learns(quick_start):
 
 @pytest.mark.timeout(2 * LIMIT_SECONDS)
 def test_the_export_opens_in_transformers_with_the_same_logits_and_text(quick_start):
-    transformers = pytest.importorskip("transformers")
     folder, _, _ = quick_start
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder / "exported").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "exported")
-    ours = load_model(find_checkpoint(folder / "runs/quickstart"))
-    ids = tokenizer("Alice looked at the Queen and", return_tensors="pt").input_ids
-    with torch.no_grad():
-        expected, got = ours(ids), theirs(ids).logits
-    assert float((got - expected).abs().max() / expected.abs().max()) <= 1e-4
-    text = theirs.generate(ids, max_new_tokens=30, do_sample=False)[0, ids.shape[1] :].tolist()
-    stop_id = tokenizer.eos_token_id
-    assert text == list(generate(ours, ids[0].tolist(), max_new_tokens=30, temperature=0.0, stop_id=stop_id))
+    assert_same_in_transformers(folder / "exported", folder / "runs/quickstart", "Alice looked at the Queen and")
     assert "thinpipe" in (folder / "exported/README.md").read_text()
