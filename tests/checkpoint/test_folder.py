@@ -106,7 +106,7 @@ def test_every_changed_byte_of_a_manifest_is_noticed(tmp_path):
 
 def test_a_newer_format_is_refused_with_the_version_that_wrote_it(tmp_path):
     path = CheckpointFolder(tmp_path).save(manifest(1), layers(1)).path
-    text = (path / "manifest.json").read_text().replace('"format_version": 1', '"format_version": 9')
+    text = (path / "manifest.json").read_text().replace('"format_version": 2', '"format_version": 9')
     (path / "manifest.json").write_text(text)
     with pytest.raises(UserError, match="format 9"):
         Checkpoint.open(path)

@@ -106,4 +106,4 @@ def run_case(case: Case, segments: int, schedule: str, group: dist.ProcessGroup 
 
 
 def segments_for(schedule: str, processes: int) -> int:
-    return processes * SCHEDULES[schedule].segments_per_process
+    return processes * SCHEDULES[schedule].stages_per_process

@@ -109,8 +109,11 @@ def test_the_private_names_of_torch_were_checked_for_this_version():
 
 
 def test_places():
-    assert place("1F1B", 3, 3) == [[0], [1], [2]]
-    assert place("Interleaved1F1B", 2, 4) == [[0, 2], [1, 3]]
-    assert place("ZBVZeroBubble", 2, 4) == [[0, 3], [1, 2]]
-    with pytest.raises(UserError, match=r"needs a model of 4 segments, and this one has 3"):
+    assert place("1F1B", 3, 3).processes == [[0], [1], [2]]
+    assert place("1F1B", 2, 5).stages == [range(3), range(3, 5)]
+    assert place("Interleaved1F1B", 2, 4).processes == [[0, 2], [1, 3]]
+    assert place("ZBVZeroBubble", 2, 4).processes == [[0, 3], [1, 2]]
+    assert place("ZBVZeroBubble", 2, 8).segments_of(1) == [2, 3, 4, 5]
+    assert place("ZBVZeroBubble", 1, 3).stages == [range(3)]
+    with pytest.raises(UserError, match=r"needs a model of 4 segments or more, and this one has 3"):
         place("ZBVZeroBubble", 2, 3)

@@ -27,6 +27,7 @@ from thinpipe.core.events import (
     Validated,
     read_events,
 )
+from thinpipe.data import Cursor
 from thinpipe.models.config import Execution
 from thinpipe.train.config import (
     BasisSection,
@@ -40,6 +41,7 @@ from thinpipe.train.config import (
 )
 from thinpipe.train.engine import Engine
 from thinpipe.train.loop import Trainer
+from thinpipe.transport.settings import LinkSection
 
 
 def events(config, kind):
@@ -127,7 +129,7 @@ def test_the_number_of_microbatches_only_regroups_the_sum(run_config):
 
 def test_microbatch_gradients_are_summed_and_divided_once(run_config):
     engine = Engine(run_config, run_config.model.resolve(64))
-    ids = Trainer(run_config).batches.batch_at(Trainer(run_config).cursor).ids_BW
+    ids = Trainer(run_config).feed.batch(Cursor())
     seen = {}
     engine._update = lambda norm, lr: seen.update(norm=norm, lr=lr)  # keep the gradients as they are before clipping
     outcome = engine.step(0, ids, 0.5)
@@ -148,7 +150,7 @@ def test_clipping_scales_the_update_down(run_config):
     config = replace(run_config, training=replace(run_config.training, max_norm=1e-3))
     engine = Engine(config, config.model.resolve(64))
     trainer = Trainer(config)
-    outcome = engine.step(0, trainer.batches.batch_at(trainer.cursor).ids_BW, 0.1)
+    outcome = engine.step(0, trainer.feed.batch(trainer.cursor), 0.1)
     norm = math.sqrt(sum(float(p.grad.norm()) ** 2 for p in engine.model.parameters()))
     assert outcome.grad_norm > 0.1
     assert norm == pytest.approx(1e-3, rel=1e-2)
@@ -312,7 +314,7 @@ def test_too_long_sequences_are_refused(run_config):
     ("changes", "message"),
     [
         ({"model": ModelSection(), "boundary": BoundarySection(forward="int8")}, "model.boundaries is empty"),
-        ({"parallelism": ParallelismSection(pipeline_parallel_schedule="GPipe")}, "no effect in one process"),
+        ({"link": LinkSection(up="80mbps")}, "there is one process"),
         ({"model": ModelSection(), "optimizer": OptimizerSection(second_moment="element")}, "for subspace models"),
     ],
 )

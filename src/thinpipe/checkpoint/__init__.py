@@ -5,7 +5,7 @@
 
 from thinpipe.checkpoint.folder import Checkpoint, CheckpointFolder, Manifest
 from thinpipe.checkpoint.load import find_checkpoint, load_model, run_folder_of
-from thinpipe.checkpoint.state import describe, model_config_of, restore, state_by_layer
+from thinpipe.checkpoint.state import describe, layers_of, model_config_of, restore, state_by_layer
 
 __all__ = [
     "Checkpoint",
@@ -13,6 +13,7 @@ __all__ = [
     "Manifest",
     "describe",
     "find_checkpoint",
+    "layers_of",
     "load_model",
     "model_config_of",
     "restore",

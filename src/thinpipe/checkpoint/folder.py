@@ -6,7 +6,8 @@ full disk at any moment leaves the older checkpoints as they were.
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import file_sha256, sync_file, sync_folder, write_atomically
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _MANIFEST = "manifest.json"
 _PARTIAL = ".partial-"
 _REPLACED = f"{_PARTIAL}replaced-"
@@ -73,13 +74,15 @@ class Checkpoint:
         return tensors
 
     @classmethod
-    def open(cls, path: Path) -> "Checkpoint":
-        """Checks that everything is there, bit for bit; raises UserError with the first thing that is wrong."""
+    def open(cls, path: Path, layers: Collection[str] | None = None) -> "Checkpoint":
+        """Checks that everything, or these layers, are there bit for bit; raises UserError with the first fault."""
         manifest = _read_manifest(path)
         if manifest != manifest.sealed():
             raise UserError(f"{path / _MANIFEST} has changed since it was written: its own sha256 differs")
-        for name, entry in manifest.files.items():
-            file = path / name
+        for name in manifest.files if layers is None else map(_file_name, layers):
+            file, entry = path / name, manifest.files.get(name)
+            if entry is None:
+                raise UserError(f"{path} has no {name}: it was saved from another model")
             if not file.is_file() or file.stat().st_size != entry.nbytes:
                 raise UserError(f"{file} is missing or cut short")
             if file_sha256(file) != entry.sha256:
@@ -95,34 +98,63 @@ class CheckpointFolder:
 
     def save(self, manifest: Manifest, layers: Mapping[str, Mapping[str, Tensor]]) -> Checkpoint:
         """Returns once the checkpoint would survive a power cut. On any error nothing of it is left."""
+        try:
+            self.begin(manifest.step)
+            return self.commit(manifest, self.write(manifest.step, layers))
+        except BaseException:
+            self.abandon(manifest.step)
+            raise
+
+    # The three parts of a save, for processes that write one checkpoint together
+
+    def begin(self, step: int) -> None:
+        """Done once, before anyone writes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         sync_folder(self.folder.parent)
-        self._recover()
+        self.recover()
         self._remove_partial()
-        final = self.folder / f"step-{manifest.step:08d}"
-        partial = self.folder / f"{_PARTIAL}{final.name}"
-        partial.mkdir()
-        try:
-            files = {_file_name(layer): _write_layer(partial, layer, tensors) for layer, tensors in layers.items()}
-            manifest = msgspec.structs.replace(manifest, files=files).sealed()
-            write_atomically(partial / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
-            if final.exists():
-                final.rename(self.folder / f"{_REPLACED}{final.name}")
-            partial.rename(final)
-            sync_folder(self.folder)
-            self._remove_partial()
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+        self._partial(step).mkdir()
+
+    def write(self, step: int, layers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, FileEntry]:
+        """Some layers, by any number of processes at once. Returns what the manifest has to say of them."""
+        partial = self._partial(step)
+        return {_file_name(layer): _write_layer(partial, layer, tensors) for layer, tensors in layers.items()}
+
+    def commit(self, manifest: Manifest, files: Mapping[str, FileEntry]) -> Checkpoint:
+        """Done once, after everyone has written: from here on the checkpoint exists."""
+        partial, final = self._partial(manifest.step), self._final(manifest.step)
+        manifest = msgspec.structs.replace(manifest, files=dict(files)).sealed()
+        write_atomically(partial / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
+        if final.exists():
+            final.rename(self.folder / f"{_REPLACED}{final.name}")
+        partial.rename(final)
+        sync_folder(self.folder)
+        self._remove_partial()
         return Checkpoint(final, manifest)
 
-    def newest_whole(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is whole, and what is wrong with newer ones."""
-        self._recover()
+    def committed(self, manifest: Manifest, files: Mapping[str, FileEntry]) -> Checkpoint:
+        """What `commit` returned to whoever called it."""
+        return Checkpoint(self._final(manifest.step), msgspec.structs.replace(manifest, files=dict(files)).sealed())
+
+    def abandon(self, step: int) -> None:
+        shutil.rmtree(self._partial(step), ignore_errors=True)
+
+    def _final(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def _partial(self, step: int) -> Path:
+        return self.folder / f"{_PARTIAL}{self._final(step).name}"
+
+    def open(self, step: int, layers: Collection[str] | None = None) -> Checkpoint:
+        return Checkpoint.open(self._final(step), layers)
+
+    def newest_whole(self, layers: Collection[str] | None = None) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is whole, or has these layers whole, and what is wrong with newer ones."""
+        self.recover()
         problems: list[str] = []
         for path in self._paths():
             try:
-                return Checkpoint.open(path), problems
+                return Checkpoint.open(path, layers), problems
             except UserError as error:
                 problems.append(str(error))
         return None, problems
@@ -137,12 +169,13 @@ class CheckpointFolder:
     def _paths(self) -> list[Path]:
         return sorted(self.folder.glob("step-*"), reverse=True)
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
         """Puts back a checkpoint that was being replaced when the process was killed between two renames."""
         for replaced in self.folder.glob(f"{_REPLACED}*"):
             original = self.folder / replaced.name.removeprefix(_REPLACED)
             if not original.exists():
-                replaced.rename(original)
+                with suppress(FileNotFoundError):  # another process of the run did it
+                    replaced.rename(original)
 
     def _remove_partial(self) -> None:
         for leftover in self.folder.glob(f"{_PARTIAL}*"):

@@ -1,5 +1,6 @@
 """Opens what a person names: the folder of a run, or one checkpoint."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -10,11 +11,11 @@ from thinpipe.core.errors import UserError
 from thinpipe.models import Model, build, materialise
 
 
-def find_checkpoint(path: Path) -> Checkpoint:
-    """The named checkpoint, or the newest whole one of the named run."""
+def find_checkpoint(path: Path, layers: Collection[str] | None = None) -> Checkpoint:
+    """The named checkpoint, or the newest whole one of the named run; whole as far as these layers go."""
     if (path / "manifest.json").is_file():
-        return Checkpoint.open(path)
-    checkpoint, problems = CheckpointFolder(path / "checkpoints").newest_whole()
+        return Checkpoint.open(path, layers)
+    checkpoint, problems = CheckpointFolder(path / "checkpoints").newest_whole(layers)
     if checkpoint is None:
         reasons = "".join(f"\n  {problem}" for problem in problems)
         raise UserError(f"there is no checkpoint in {path}: name the dump_folder of a run, or one checkpoint{reasons}")
@@ -30,5 +31,5 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> Mo
     weights = checkpoint.layer("last")
     dtype = next(tensor.dtype for name, tensor in weights.items() if ":" not in name)
     model = materialise(build(model_config_of(checkpoint)), seed=0, device=device, dtype=dtype, draw=False)
-    restore(checkpoint, model)
+    restore(checkpoint, dict(model.named_parameters()), model.space)
     return model.eval()

@@ -1,11 +1,11 @@
 """What has to be kept of a model, layer by layer: weights, optimiser state, basis, the tracker's sums.
 
-The layers are `first`, `blocks.N` and `last`, and `run` for what belongs to no layer. Nothing depends on how many
+The layers are `first`, `blocks.N` and `last`, and `run` for what every process has alike. Nothing depends on how many
 processes hold them. No random state is kept: everything random is drawn from seeds that name their place in the run.
 """
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -20,7 +20,8 @@ from thinpipe.models.config import CONFIGS
 from thinpipe.subspace import Basis, GrassmannTracker, Subspace
 from thinpipe.subspace.rowwise import second_moment_shape
 
-_RUN = "run"
+_RUN, _LAST = "run", "last"
+_TRACKER_SUM, _TRACKER_TRACE = "tracker:su_DK", "tracker:trace"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -58,31 +59,40 @@ def model_config_of(checkpoint: Checkpoint) -> ModelConfig:
     return msgspec.convert(manifest.model, CONFIGS[manifest.family])
 
 
+def layers_of(parameters: Iterable[str]) -> list[str]:
+    """The files that hold these parameters, and the one that every process needs."""
+    return [*dict.fromkeys(_layer_of(name) for name in parameters), _RUN]
+
+
 def state_by_layer(
-    model: Model, optimizer: torch.optim.Optimizer | None = None, tracker: GrassmannTracker | None = None
+    parameters: Mapping[str, nn.Parameter],
+    space: nn.Module | None,
+    optimizer: torch.optim.Optimizer | None = None,
+    tracker: GrassmannTracker | None = None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Views of everything to save; nothing is copied."""
+    """Views of everything to save; nothing is copied. A tracker comes with the last layer."""
     layers: dict[str, dict[str, Tensor]] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         tensors = layers.setdefault(_layer_of(name), {})
         tensors[name] = parameter.detach()
         for key, value in _moments(optimizer, parameter).items():
             tensors[f"{name}:{key}"] = value
-    run = {f"space.{name}": buffer for name, buffer in model.space.state_dict().items()}
     if tracker is not None:
-        run |= {"tracker.su_DK": tracker.su_DK, "tracker.trace": tracker.trace}
-    return {**layers, _RUN: run}
+        layers[_LAST] |= {_TRACKER_SUM: tracker.su_DK, _TRACKER_TRACE: tracker.trace}
+    if space is not None:
+        layers[_RUN] = {f"space.{name}": buffer for name, buffer in space.state_dict().items()}
+    return layers
 
 
 @torch.no_grad()
 def restore(
     checkpoint: Checkpoint,
-    model: Model,
+    parameters: Mapping[str, nn.Parameter],
+    space: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     tracker: GrassmannTracker | None = None,
 ) -> None:
     """Sets everything to what was saved. Without an optimiser only weights and basis."""
-    parameters = dict(model.named_parameters())
     for layer in dict.fromkeys(_layer_of(name) for name in parameters):
         tensors = checkpoint.layer(layer)
         for name, parameter in parameters.items():
@@ -94,17 +104,18 @@ def restore(
                 parameter.copy_(saved)
     run = checkpoint.layer(_RUN)
     buffers = {name.removeprefix("space."): value for name, value in run.items() if name.startswith("space.")}
-    model.space.load_state_dict(buffers)
-    if isinstance(model.space, Subspace):
+    space.load_state_dict(buffers)
+    if isinstance(space, Subspace):
         saved_basis = Basis(_get(run, "space.basis_DK", checkpoint), checkpoint.manifest.basis_version or 0)
         if saved_basis.hash != checkpoint.manifest.basis_sha256:
             raise UserError(f"{checkpoint.path}: the basis is not the one that the manifest names")
-        model.space.version = saved_basis.version
+        space.version = saved_basis.version
         if tracker is not None:
-            tracker.restart(model.space.basis)
-            if "tracker.su_DK" in run:  # otherwise the basis did not move until now, and an interval begins
-                tracker.su_DK.copy_(run["tracker.su_DK"])
-                tracker.trace.copy_(run["tracker.trace"])
+            tracker.restart(space.basis)
+            last = checkpoint.layer(_LAST)
+            if _TRACKER_SUM in last:  # otherwise the basis did not move until now, and an interval begins
+                tracker.su_DK.copy_(last[_TRACKER_SUM])
+                tracker.trace.copy_(last[_TRACKER_TRACE])
 
 
 def _layer_of(name: str) -> str:

@@ -29,7 +29,8 @@ def run(config: ImportConfig) -> int:
         cut = materialise(build(replace(dense_config, boundaries=config.boundaries, tied=False)), seed=0, draw=False)
         huggingface.load_weights(cut, config.source)
         model = cut
-    checkpoint = CheckpointFolder(config.output / "checkpoints").save(describe(model), state_by_layer(model))
+    layers = state_by_layer(dict(model.named_parameters()), model.space)
+    checkpoint = CheckpointFolder(config.output / "checkpoints").save(describe(model), layers)
     if (config.source / "tokenizer.json").is_file():
         Tokenizer.load(config.source).save(config.output / "tokenizer")
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -25,7 +25,7 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     "tokenize": Verb(PrepareConfig, "thinpipe.cli.tokenize:run"),
-    "train": Verb(RunConfig, "thinpipe.train.loop:run", starts_with_file=True),
+    "train": Verb(RunConfig, "thinpipe.train.launch:run", starts_with_file=True),
     "eval": Verb(EvalConfig, "thinpipe.cli.evaluate:run"),
     "generate": Verb(GenerateConfig, "thinpipe.cli.generate:run"),
     "report": Verb(ReportConfig, "thinpipe.cli.report:run"),

@@ -32,6 +32,20 @@ class Started(Event, frozen=True, kw_only=True, tag="started"):
     """Settings that differ from those of the checkpoint."""
 
 
+class LinkUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What crossed one boundary between two processes in one direction, in one step."""
+
+    boundary: int
+    forward: bool
+    """States go forward, gradients back."""
+    nbytes: int
+    """Payload that the receiver counted."""
+    waited_s: float
+    """That the receiver had nothing to do but wait for it."""
+    mbps: float
+    """Averaged over the step."""
+
+
 class Step(Event, frozen=True, kw_only=True, tag="step"):
     """One optimiser step. `step` counts finished steps from 1."""
 
@@ -45,6 +59,20 @@ class Step(Event, frozen=True, kw_only=True, tag="step"):
     """Seen since the run began."""
     seconds: float
     tokens_per_second: float
+    links: list[LinkUse] = []
+    """Between processes; empty for one."""
+    busy: list[float] = []
+    """The share of the step in which each process computed."""
+
+    @property
+    def bubble(self) -> float | None:
+        """The share of the processes' time that went by in waiting."""
+        return 1 - sum(self.busy) / len(self.busy) if self.busy else None
+
+    @property
+    def slowest(self) -> int | None:
+        """The process for which the others wait."""
+        return self.busy.index(max(self.busy)) if self.busy else None
 
 
 class Skipped(Event, frozen=True, kw_only=True, tag="skipped"):

@@ -3,18 +3,28 @@
 Gradients are summed over micro-batches in order and divided once, whoever runs them.
 """
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinpipe.boundary.contract import BoundaryMethod
-from thinpipe.pipeline.schedules import SCHEDULES
+from thinpipe.pipeline.chain import Chain
+from thinpipe.pipeline.schedules import SCHEDULES, Placement
 from thinpipe.pipeline.stage import MessageStage
-from thinpipe.pipeline.twin import run_forward, run_microbatch
-from thinpipe.pipeline.work import SegmentWork
+
+
+@dataclass(frozen=True)
+class Received:
+    """What came over one boundary in one direction in one step."""
+
+    boundary: int
+    forward: bool
+    nbytes: int
+    waited_seconds: float
 
 
 class Runner(Protocol):
@@ -26,69 +36,101 @@ class Runner(Protocol):
         """Forward only."""
         ...
 
+    def received(self) -> list[Received]:
+        """In the last step."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """That the last step took, waiting included."""
+        ...
+
 
 class TwinRunner:
     """All segments here."""
 
-    def __init__(self, works: Sequence[SegmentWork], method: BoundaryMethod, *, seed: int) -> None:
-        self.works, self.method, self.seed = works, method, seed
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.seconds = 0.0
 
     def gradients(self, step: int, microbatches: Sequence[Tensor]) -> float:
-        total = torch.zeros((), dtype=torch.float64, device=microbatches[0].device)
-        for index, ids_BW in enumerate(microbatches):
-            total += run_microbatch(self.works, self.method, ids_BW, seed=self.seed, step=step, microbatch=index)
-        divide_gradients(self.works, len(microbatches))
-        return (total / len(microbatches)).item()
+        started = time.monotonic()
+        loss = self._run(step, microbatches, backward=True)
+        divide_gradients([self.chain], len(microbatches))
+        self.seconds = time.monotonic() - started
+        return loss
 
     @torch.no_grad()
     def loss(self, microbatches: Sequence[Tensor]) -> float:
+        return self._run(0, microbatches, backward=False)
+
+    def _run(self, step: int, microbatches: Sequence[Tensor], *, backward: bool) -> float:
         total = torch.zeros((), dtype=torch.float64, device=microbatches[0].device)
         for index, ids_BW in enumerate(microbatches):
-            total += run_forward(self.works, self.method, ids_BW, seed=self.seed, step=0, microbatch=index)[0][-1]
+            self.chain.begin(ids_BW, step=step, microbatch=index)
+            loss = self.chain()
+            if backward:
+                loss.backward()
+            total += loss.detach()
         return (total / len(microbatches)).item()
+
+    def received(self) -> list[Received]:
+        return []
 
 
 class PipelineRunner:
-    """These segments here, the others in the other processes of the group."""
+    """These stages here, the others in the other processes of the group."""
 
     def __init__(
         self,
-        works: Sequence[SegmentWork],
-        count: int,
-        method: BoundaryMethod,
+        chains: Sequence[Chain],
+        placement: Placement,
+        group: dist.ProcessGroup,
         *,
         schedule: str,
+        extra: int,
         microbatches: int,
-        seed: int,
         device: torch.device,
-        group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.works = works
-        self.stages = [MessageStage(work, count, method, seed=seed, device=device, group=group) for work in works]
+        self.chains, self.microbatches, self.seconds = chains, microbatches, 0.0
+        indices, count = placement.processes[group.rank()], len(placement.stages)
+        self.stages = [
+            MessageStage(chain, index, count, device=device, group=group)
+            for chain, index in zip(chains, indices, strict=True)
+        ]
         for stage in self.stages:
             stage.previous_here = next((s for s in self.stages if s.stage_index == stage.stage_index - 1), None)
         kind = SCHEDULES[schedule]
-        stages = self.stages[0] if kind.segments_per_process == 1 else self.stages
-        self.schedule = kind.make(stages, microbatches, loss_fn=lambda loss, _nothing: loss, scale_grads=False)
+        self.schedule = kind.make(
+            self.stages[0] if kind.stages_per_process == 1 else self.stages,
+            microbatches,
+            loss_fn=lambda loss, _nothing: loss,
+            scale_grads=False,
+            **({"extra": extra} if kind.takes_extra else {}),
+        )
+        for stage in self.stages:
+            stage.connect()
         self.nothing = torch.zeros(microbatches)
 
     def gradients(self, step: int, microbatches: Sequence[Tensor]) -> float | None:
-        for stage in self.stages:
-            stage.step = step
-        loss = self._run(self.schedule.step, microbatches)
-        divide_gradients(self.works, len(microbatches))
+        started = time.monotonic()
+        loss = self._run(self.schedule.step, step, microbatches, backward=True)
+        divide_gradients(self.chains, self.microbatches)
+        self.seconds = time.monotonic() - started
         return loss
 
     @torch.no_grad()
     def loss(self, microbatches: Sequence[Tensor]) -> float | None:
-        for stage in self.stages:
-            stage.step = 0
-        return self._run(self.schedule.eval, microbatches)
+        return self._run(self.schedule.eval, 0, microbatches, backward=False)
 
-    def _run(self, step: Callable[..., Any], microbatches: Sequence[Tensor]) -> float | None:
+    def _run(
+        self, run: Callable[..., Any], step: int, microbatches: Sequence[Tensor], *, backward: bool
+    ) -> float | None:
+        for stage in self.stages:
+            stage.begin(step, self.microbatches, backward=backward)
         losses: list[Tensor] = []
         first, last = any(stage.is_first for stage in self.stages), any(stage.is_last for stage in self.stages)
-        step(
+        run(
             *((torch.cat(list(microbatches)),) if first else ()),
             **({"target": self.nothing, "losses": losses} if last else {}),
             return_outputs=False,
@@ -100,8 +142,24 @@ class PipelineRunner:
             total += loss.detach().cpu()
         return (total / len(losses)).item()
 
+    def received(self) -> list[Received]:
+        """Of the messages that came from other processes."""
+        both = [
+            (boundary, forward, incoming)
+            for stage in self.stages
+            for boundary, forward, incoming in (
+                (stage.before, True, stage.states_in),
+                (stage.after, False, stage.gradients_in),
+            )
+        ]
+        return [
+            Received(boundary, forward, incoming.received_nbytes, incoming.waited_seconds)
+            for boundary, forward, incoming in both
+            if incoming is not None
+        ]
 
-def divide_gradients(works: Sequence[SegmentWork], microbatches: int) -> None:
-    gradients = [p.grad for work in works for p in work.parameters() if p.grad is not None]
+
+def divide_gradients(chains: Sequence[Chain], microbatches: int) -> None:
+    gradients = [p.grad for chain in chains for p in chain.parameters() if p.grad is not None]
     if microbatches > 1:
         torch._foreach_div_(gradients, float(microbatches))

@@ -2,43 +2,63 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
-from torch.distributed.pipelining import (
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleZBVZeroBubble,
-)
+from torch.distributed.pipelining import ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
 
 from thinpipe.core.errors import UserError
+from thinpipe.pipeline.stage import EarlyForwards1F1B
 
 
 @dataclass(frozen=True)
 class ScheduleKind:
     make: Callable[..., Any]
-    segments_per_process: int
+    stages_per_process: int
     shape: Literal["loop", "v"] = "loop"
-    """loop: process r has segments r, r + N, ...; v: r and, on the way back, the one opposite."""
+    """loop: process r has stages r, r + N, ...; v: r and, on the way back, the one opposite."""
+    takes_extra: bool = False
+    """More micro-batches may be under way than it would have by itself."""
 
 
 SCHEDULES: dict[str, ScheduleKind] = {
     "GPipe": ScheduleKind(ScheduleGPipe, 1),
-    "1F1B": ScheduleKind(Schedule1F1B, 1),
+    "1F1B": ScheduleKind(EarlyForwards1F1B, 1, takes_extra=True),
     "Interleaved1F1B": ScheduleKind(ScheduleInterleaved1F1B, 2),
     "ZBVZeroBubble": ScheduleKind(ScheduleZBVZeroBubble, 2, shape="v"),
 }
 
 
-def place(schedule: str, processes: int, segments: int) -> list[list[int]]:
-    """The segments of each process, in the order in which its stages are given to the schedule."""
+@dataclass(frozen=True)
+class Placement:
+    """Which segments make a stage, and which stages a process has, in the order that the schedule wants."""
+
+    stages: list[range]
+    processes: list[list[int]]
+
+    def segments_of(self, process: int) -> list[int]:
+        return [segment for stage in self.processes[process] for segment in self.stages[stage]]
+
+    @property
+    def last_process(self) -> int:
+        """The one with the last segment."""
+        return next(rank for rank, stages in enumerate(self.processes) if len(self.stages) - 1 in stages)
+
+
+def place(schedule: str, processes: int, segments: int) -> Placement:
+    """Segments in equal shares, the larger ones first, where they do not come out even."""
+    if processes == 1:
+        return Placement([range(segments)], [[0]])
     kind = SCHEDULES[schedule]
-    if segments != processes * kind.segments_per_process:
-        wanted = processes * kind.segments_per_process
+    count = processes * kind.stages_per_process
+    if segments < count:
         raise UserError(
-            f"{schedule} on {processes} processes needs a model of {wanted} segments, and this one has {segments}: "
-            f"set model.boundaries to {wanted - 1} cuts, or change the schedule or the number of processes"
+            f"{schedule} on {processes} processes needs a model of {count} segments or more, and this one has "
+            f"{segments}: set model.boundaries to at least {count - 1} cuts, or change the schedule or "
+            "parallelism.pipeline_parallel_degree"
         )
+    starts = [-(-index * segments // count) for index in range(count + 1)]
+    stages = [range(start, stop) for start, stop in pairwise(starts)]
     if kind.shape == "v":
-        return [[rank, 2 * processes - 1 - rank] for rank in range(processes)]
-    return [list(range(rank, segments, processes)) for rank in range(processes)]
+        return Placement(stages, [[rank, count - 1 - rank] for rank in range(processes)])
+    return Placement(stages, [list(range(rank, count, processes)) for rank in range(processes)])

@@ -1,9 +1,9 @@
-"""A PipelineStage that sends messages instead of tensors: every private name of torch's pipelining is in this file.
+"""A PipelineStage that exchanges messages instead of tensors: every private name of torch's pipelining is in this file.
 
-torch's engine posts the transfers and orders the work; this stage fills its receive slots from decoded messages and
-hands it encoded ones to send. Lengths come from the boundary method. The exchange of pickled metadata, by which a
-neighbour could run code here, is replaced by an error. Names used: args_recv_info, grad_recv_info, fwd_cache,
-bwd_cache, stage_index_to_group_rank, _send_meta, _recv_meta.
+torch's engine orders the work; this stage posts its own receives, fills torch's slots from decoded messages and sends
+encoded ones, so the engine is given no transfers. Lengths come from the boundary method. The exchange of pickled
+metadata, by which a neighbour could run code here, is replaced by an error. Names used: args_recv_info, grad_recv_info,
+fwd_cache, bwd_cache, stage_index_to_group_rank, _send_meta, _recv_meta; Schedule1F1B._num_stages.
 """
 
 from typing import Any, NoReturn
@@ -11,11 +11,12 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from thinpipe.boundary.contract import BoundaryMethod, Crossing
 from thinpipe.core.errors import UserError
-from thinpipe.pipeline.work import SegmentWork
+from thinpipe.pipeline.chain import Chain
+from thinpipe.pipeline.mail import Incoming, Outgoing, mail_tag
 
 KNOWN_TORCH = "2.13."
 if not torch.__version__.startswith(KNOWN_TORCH):
@@ -26,112 +27,124 @@ if not torch.__version__.startswith(KNOWN_TORCH):
 
 
 class MessageStage(PipelineStage):
-    """One segment of the pipeline. The first is given ids, the others a state; the last gives the mean loss."""
+    """One stage of the pipeline. The first is given ids, the others a state; the last gives the mean loss."""
 
     def __init__(
-        self,
-        work: SegmentWork,
-        count: int,
-        method: BoundaryMethod,
-        *,
-        seed: int,
-        device: torch.device,
-        group: dist.ProcessGroup | None = None,
+        self, chain: Chain, index: int, count: int, *, device: torch.device, group: dist.ProcessGroup | None = None
     ) -> None:
-        shape = method.shape
+        shape = chain.methods[0].shape
         ids = torch.zeros(shape.batch, shape.tokens + 1, dtype=torch.int64, device=device)
         state = torch.zeros(shape.batch, shape.tokens, shape.width, dtype=shape.dtype, device=device)
         state.requires_grad_()
         loss = torch.zeros((), dtype=torch.float32, device=device).requires_grad_()
-        first, last = work.index == 0, work.index == count - 1
+        first, last = index == 0, index == count - 1
         super().__init__(
-            work,
-            work.index,
+            chain,
+            index,
             count,
             device,
             input_args=(ids,) if first else (state,),
             output_args=(loss,) if last else (state,),
             group=group,
         )
-        self.work, self.method, self.seed, self.step = work, method, seed, 0
+        self.chain, self.step = chain, 0
+        self.before, self.after = chain.indices.start - 1, chain.indices.stop - 1
+        """The boundaries at its two ends."""
         self.previous_here: MessageStage | None = None
         """The stage before this one, when it is in this process."""
         self.ids: dict[int, Tensor] = {}
-        self._incoming: dict[int, Tensor] = {}
-        self._incoming_gradients: dict[int, Tensor] = {}
+        self.states_in: Incoming | None = None
+        self.gradients_in: Incoming | None = None
+        self.states_out: Outgoing | None = None
+        self.gradients_out: Outgoing | None = None
 
-    def _crossing(self, microbatch: int, boundary: int) -> Crossing:
-        return Crossing(seed=self.seed, step=self.step, microbatch=microbatch, boundary=boundary)
-
-    def _peer(self, stage_index: int) -> int:
+    def connect(self) -> None:
+        """To the neighbours in other processes; torch has placed the stages by now."""
         group = self.group or dist.group.WORLD
         assert group is not None
-        return dist.get_global_rank(group, self.stage_index_to_group_rank[stage_index])
+        places, here = self.stage_index_to_group_rank, self.stage_index
+        if not self.is_first and (peer := places[here - 1]) != self.group_rank:
+            names = f"states from stage {here - 1}", f"gradients to stage {here - 1}"
+            tag, nbytes = mail_tag(self.before, forward=True), self._method_before.forward_nbytes
+            self.states_in = Incoming(group, peer, tag, nbytes, name=names[0])
+            self.gradients_out = Outgoing(group, peer, mail_tag(self.before, forward=False), name=names[1])
+        if not self.is_last and (peer := places[here + 1]) != self.group_rank:
+            names = f"gradients from stage {here + 1}", f"states to stage {here + 1}"
+            tag, nbytes = mail_tag(self.after, forward=False), self._method_after.backward_nbytes
+            self.gradients_in = Incoming(group, peer, tag, nbytes, name=names[0])
+            self.states_out = Outgoing(group, peer, mail_tag(self.after, forward=True), name=names[1])
 
-    def _receive(self, nbytes: int, stage_index: int, slots: dict[int, Tensor], chunk: int) -> list[dist.P2POp]:
-        slots[chunk] = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-        return [dist.P2POp(dist.irecv, slots[chunk], self._peer(stage_index), self.group)]
+    def begin(self, step: int, microbatches: int, *, backward: bool) -> None:
+        self.step = step
+        if self.states_in is not None:
+            self.states_in.expect(microbatches)
+        if self.gradients_in is not None:
+            self.gradients_in.expect(microbatches if backward else 0)
 
-    def _send(self, message: Tensor, stage_index: int) -> list[dist.P2POp]:
-        return [dist.P2POp(dist.isend, message, self._peer(stage_index), self.group)]
+    @property
+    def _method_before(self) -> BoundaryMethod:
+        return self.chain.methods[self.before]
+
+    @property
+    def _method_after(self) -> BoundaryMethod:
+        return self.chain.methods[self.after]
+
+    def _crossing(self, boundary: int, microbatch: int) -> Crossing:
+        return self.chain.crossing(boundary, step=self.step, microbatch=microbatch)
 
     # Forward
 
-    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        if self.is_first:
-            return []
-        return self._receive(self.method.forward_nbytes, self.stage_index - 1, self._incoming, fwd_chunk_id)
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:  # noqa: ARG002  posted already
+        return []
 
     def forward_one_chunk(self, fwd_chunk_id: int, args: tuple[Any, ...], *more: Any, **kwargs: Any) -> Any:
         if self.is_first:
             (self.ids[fwd_chunk_id],) = args
-        elif fwd_chunk_id in self._incoming:
-            self._accept(self._incoming.pop(fwd_chunk_id), fwd_chunk_id)
-        self.work.begin(self.ids[fwd_chunk_id], step=self.step, microbatch=fwd_chunk_id)
+        elif self.states_in is not None:
+            self._accept(self.states_in.take(fwd_chunk_id).to(self.device), fwd_chunk_id)
+        self.chain.begin(self.ids[fwd_chunk_id], step=self.step, microbatch=fwd_chunk_id)
         return super().forward_one_chunk(fwd_chunk_id, args, *more, **kwargs)
 
     def _accept(self, message: Tensor, chunk: int) -> None:
         (slot,) = self.args_recv_info[chunk]
-        self.ids[chunk], slot.buffer = self.method.unpack_forward(message, self._crossing(chunk, self.stage_index - 1))
+        crossing = self._crossing(self.before, chunk)
+        self.ids[chunk], slot.buffer = self._method_before.unpack_forward(message, crossing)
+
+    def _state_message(self, state: Tensor, chunk: int) -> Tensor:
+        return self._method_after.pack_forward(self.ids[chunk], state, self._crossing(self.after, chunk))
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        if self.is_last:
-            return []
-        (state,), _ = self.fwd_cache[fwd_chunk_id]
-        crossing = self._crossing(fwd_chunk_id, self.stage_index)
-        message = self.method.pack_forward(self.ids[fwd_chunk_id], state, crossing)
-        return self._send(message, self.stage_index + 1)
+        if self.states_out is not None:
+            (state,), _ = self.fwd_cache[fwd_chunk_id]
+            self.states_out.send(self._state_message(state, fwd_chunk_id))
+        return []
 
     def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
         """From a stage in this process: no network, but the same rounding, so that placement changes nothing."""
         assert self.previous_here is not None
-        crossing = self._crossing(mb_index, self.stage_index - 1)
-        self._accept(self.method.pack_forward(self.previous_here.ids[mb_index], prev_stage_outputs, crossing), mb_index)
+        self._accept(self.previous_here._state_message(prev_stage_outputs, mb_index), mb_index)
 
     # Backward
 
-    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        if self.is_last or not self.has_backward:
-            return []
-        nbytes = self.method.backward_nbytes
-        return self._receive(nbytes, self.stage_index + 1, self._incoming_gradients, bwd_chunk_id)
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:  # noqa: ARG002  posted already
+        return []
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        if bwd_chunk_id in self._incoming_gradients:
-            self._accept_gradient(self._incoming_gradients.pop(bwd_chunk_id), bwd_chunk_id)
+        if self.gradients_in is not None and self.has_backward:
+            self._accept_gradient(self.gradients_in.take(bwd_chunk_id).to(self.device), bwd_chunk_id)
         return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def _accept_gradient(self, message: Tensor, chunk: int) -> None:
         (slot,) = self.grad_recv_info[chunk]
-        slot.buffer = self.method.unpack_backward(message, self._crossing(chunk, self.stage_index))
+        slot.buffer = self._method_after.unpack_backward(message, self._crossing(self.after, chunk))
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        if self.is_first or not self.has_backward:
-            return []
-        (gradient,) = self.bwd_cache.pop(bwd_chunk_id)
-        assert gradient is not None
-        message = self.method.pack_backward(gradient, self._crossing(bwd_chunk_id, self.stage_index - 1))
-        return self._send(message, self.stage_index - 1)
+        if self.gradients_out is not None and self.has_backward:
+            (gradient,) = self.bwd_cache.pop(bwd_chunk_id)
+            assert gradient is not None
+            crossing = self._crossing(self.before, bwd_chunk_id)
+            self.gradients_out.send(self._method_before.pack_backward(gradient, crossing))
+        return []
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
         """Validation runs the same actions without gradients, and torch's V schedules ask for one all the same."""
@@ -141,7 +154,8 @@ class MessageStage(PipelineStage):
         if not self.has_backward:
             return
         (gradient,) = next_stage_bwd_outputs
-        self._accept_gradient(self.method.pack_backward(gradient, self._crossing(mb_index, self.stage_index)), mb_index)
+        message = self._method_after.pack_backward(gradient, self._crossing(self.after, mb_index))
+        self._accept_gradient(message, mb_index)
 
     # Nothing from the network is unpickled
 
@@ -152,3 +166,15 @@ class MessageStage(PipelineStage):
 
     def _recv_meta(self, src_stage: int) -> NoReturn:
         raise RuntimeError(f"stage {src_stage} offers stage {self.stage_index} metadata: refused, shapes are static")
+
+
+class EarlyForwards1F1B(Schedule1F1B):
+    """1F1B that runs `extra` more forward passes before its first backward one.
+
+    Over a link with latency, plain 1F1B waits for a round trip before it may go on; what is under way meanwhile costs
+    the memory of `extra` more micro-batches.
+    """
+
+    def __init__(self, stage: PipelineStage, n_microbatches: int, *, extra: int = 0, **kwargs: Any) -> None:
+        super().__init__(stage, n_microbatches, **kwargs)
+        self._num_stages += extra  # counts only the forward passes before the first backward one

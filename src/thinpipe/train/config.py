@@ -12,6 +12,7 @@ from thinpipe.boundary.settings import BoundarySection
 from thinpipe.core.errors import UserError
 from thinpipe.models.config import Execution, ModelConfig, SubspaceConfig
 from thinpipe.models.presets import PRESETS
+from thinpipe.transport.settings import LinkSection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +108,31 @@ class TrainingSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelismSection:
+    pipeline_parallel_degree: int = 1
+    """Processes that share the model's segments. Above 1, `thinpipe train` starts them on this machine, unless
+    `torchrun` has started it."""
     pipeline_parallel_schedule: Literal["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"] = "1F1B"
     """The order of work when segments run in several processes."""
     pipeline_parallel_microbatch_size: int | None = None
     """Sequences per micro-batch. None: the whole batch at once. Must divide training.global_batch_size."""
+    pipeline_parallel_extra_microbatches: int = 0
+    """1F1B only: micro-batches under way beside those it has by itself. A link with latency needs some; each costs the
+    memory of its activations."""
+    timeout_seconds: float = 300.0
+    """A process that says nothing for so long is taken for lost, and the run ends. Must exceed the longest step."""
 
     def __post_init__(self) -> None:
+        if self.pipeline_parallel_degree < 1 or not self.timeout_seconds > 0:
+            raise UserError(
+                "parallelism.pipeline_parallel_degree must be at least 1 and parallelism.timeout_seconds above 0"
+            )
+        if self.pipeline_parallel_extra_microbatches < 0:
+            raise UserError("parallelism.pipeline_parallel_extra_microbatches must be at least 0")
+        if self.pipeline_parallel_extra_microbatches and self.pipeline_parallel_schedule != "1F1B":
+            raise UserError(
+                "parallelism.pipeline_parallel_extra_microbatches is for 1F1B, not "
+                f"{self.pipeline_parallel_schedule}: leave it out"
+            )
         size = self.pipeline_parallel_microbatch_size
         if size is not None and size < 1:
             raise UserError(f"parallelism.pipeline_parallel_microbatch_size must be at least 1, not {size}")
@@ -233,6 +253,7 @@ class RunConfig:
     lr_scheduler: SchedulerSection = field(default_factory=SchedulerSection)
     basis: BasisSection = field(default_factory=BasisSection)
     boundary: BoundarySection = field(default_factory=BoundarySection)
+    link: LinkSection = field(default_factory=LinkSection)
     execution: Execution = field(default_factory=Execution)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     validation: ValidationSection = field(default_factory=ValidationSection)
@@ -248,6 +269,11 @@ class RunConfig:
         if self.parallelism.pipeline_parallel_schedule == "ZBVZeroBubble" and self.execution.compile:
             raise UserError(
                 "ZBVZeroBubble splits the backward pass, which compiled blocks cannot: set execution.compile = false"
+            )
+        if self.link.is_shaped and self.parallelism.pipeline_parallel_degree == 1:
+            raise UserError(
+                "link.* is the line between processes, and there is one process: "
+                "set parallelism.pipeline_parallel_degree, or leave it out"
             )
         if self.lr_scheduler.warmup_steps >= self.training.steps:
             raise UserError(

@@ -38,7 +38,7 @@ def describe(event: AnyEvent) -> str:
         case Step():
             return (
                 f"step: {event.step:>6}  loss: {event.loss:7.4f}  grad_norm: {event.grad_norm:7.4f}  "
-                f"lr: {event.lr:.2e}  tps: {event.tokens_per_second:,.0f}"
+                f"lr: {event.lr:.2e}  tps: {event.tokens_per_second:,.0f}{_links(event)}"
             )
         case Skipped():
             return f"step: {event.step:>6}  skipped: {event.culprit} is not finite; no weight changed"
@@ -58,6 +58,18 @@ def describe(event: AnyEvent) -> str:
             return f"step: {event.step:>6}  could not save: {event.reason}; older checkpoints stay"
         case Stopped():
             return f"step: {event.step:>6}  stopped: {event.reason}{_ADVICE.get(event.reason, '')}"
+
+
+def _links(event: Step) -> str:
+    """How the pipeline did: the share of time lost in waiting, for whom, and the busiest link."""
+    if event.bubble is None or not event.links:
+        return ""
+    busiest = max(event.links, key=lambda link: link.mbps)
+    total = sum(link.nbytes for link in event.links)
+    return (
+        f"  bubble: {event.bubble:.0%} (slowest: process {event.slowest})  "
+        f"sent: {total / 1e6:.2f} MB  busiest link: {busiest.mbps:.1f} Mbps"
+    )
 
 
 class Lines:

@@ -1,14 +1,17 @@
 """Computes optimiser steps with the segments of this process: all of them, or its share of a pipeline.
 
-The loop asks for steps and does not know which. Per-parameter norms, the loss and whether all is finite travel in one
-small exchange a step and are summed in layer order, so that every placement clips by the same bits.
+The loop asks for steps and does not know which. Per-parameter norms, the loss, whether someone was asked to stop and
+what the links did travel in one small exchange a step; norms are summed in layer order, so that every placement clips
+by the same bits.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -17,14 +20,16 @@ from torch import Tensor, nn
 
 from thinpipe.boundary.contract import BoundaryMethod, MessageShape
 from thinpipe.boundary.registry import make_method
-from thinpipe.checkpoint import Checkpoint, restore, state_by_layer
+from thinpipe.checkpoint import Checkpoint, layers_of, restore, state_by_layer
 from thinpipe.core.errors import UserError
+from thinpipe.core.events import LinkUse
 from thinpipe.models import Model, ModelConfig, build, materialise
-from thinpipe.pipeline.runner import PipelineRunner, TwinRunner
+from thinpipe.pipeline.chain import Chain, token_losses
+from thinpipe.pipeline.runner import PipelineRunner, Runner, TwinRunner
 from thinpipe.pipeline.schedules import place
-from thinpipe.pipeline.work import SegmentWork, token_losses
 from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, RowwiseAdamW, Subspace, rebase_squares
 from thinpipe.train.config import RunConfig
+from thinpipe.transport.star import exchange_of
 
 Ids = npt.NDArray[np.int64]
 
@@ -38,21 +43,25 @@ class StepOutcome:
     """Before clipping."""
     culprit: str | None = None
     """"loss", or the first parameter in layer order whose gradient is not finite."""
+    stop: bool = False
+    """Some process was asked to stop."""
+    links: list[LinkUse] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
+    """The share of the step in which each process computed; the rest is the bubble. Empty for one process."""
 
 
 class Engine:
     """With a process group, this process has the segments that the schedule gives to its rank."""
 
     def __init__(self, config: RunConfig, model_config: ModelConfig, group: dist.ProcessGroup | None = None) -> None:
-        self.config, self.group = config, group
+        self.config, self.group, self.exchange = config, group, exchange_of(group)
         self.device = choose_device(config.training.device)
         dtype = getattr(torch, config.training.dtype)
         self.model = build(model_config)
         self.names = [name for name, _ in self.model.named_parameters()]
-        count = len(self.model.segments)
-        self.mine = list(range(count))
-        if group is not None:
-            self.mine = place(config.parallelism.pipeline_parallel_schedule, group.size(), count)[group.rank()]
+        schedule, count = config.parallelism.pipeline_parallel_schedule, len(self.model.segments)
+        self.placement = place(schedule, self.exchange.size, count)
+        self.mine = self.placement.segments_of(self.exchange.rank)
         for index in self.mine:
             materialise(self.model.segments[index], seed=config.debug.seed, device=self.device, dtype=dtype)
         self.model.execute(config.execution)
@@ -61,8 +70,8 @@ class Engine:
         }
         self.optimizer = self._make_optimizer()
         self.tracker = self._make_tracker()
-        works = [SegmentWork(self.model.segments[index], index, config.debug.seed) for index in self.mine]
-        self.runner = self._make_runner(works, self._make_method(model_config, dtype))
+        self.methods = [self._make_method(model_config, dtype) for _ in range(count - 1)]
+        self.runner = self._make_runner()
         self._refuse_disagreement()
 
     def _make_optimizer(self) -> RowwiseAdamW:
@@ -100,73 +109,106 @@ class Engine:
         confined = model.subspace.width is not None
         return make_method(self.config.boundary, shape, confined=confined, seed=self.config.debug.seed)
 
-    def _make_runner(self, works: list[SegmentWork], method: BoundaryMethod) -> TwinRunner | PipelineRunner:
-        seed = self.config.debug.seed
+    def _make_runner(self) -> Runner:
+        chains = [
+            Chain(self.model.segments, self.placement.stages[stage], self.methods, seed=self.config.debug.seed)
+            for stage in self.placement.processes[self.exchange.rank]
+        ]
         if self.group is None:
-            return TwinRunner(works, method, seed=seed)
+            return TwinRunner(chains[0])
+        parallelism = self.config.parallelism
         return PipelineRunner(
-            works,
-            len(self.model.segments),
-            method,
-            schedule=self.config.parallelism.pipeline_parallel_schedule,
+            chains,
+            self.placement,
+            self.group,
+            schedule=parallelism.pipeline_parallel_schedule,
+            extra=parallelism.pipeline_parallel_extra_microbatches,
             microbatches=self.config.microbatches,
-            seed=seed,
             device=self.device,
-            group=self.group,
         )
+
+    @property
+    def has_first(self) -> bool:
+        return 0 in self.mine
 
     @property
     def has_last(self) -> bool:
         return len(self.model.segments) - 1 in self.mine
 
-    def step(self, index: int, ids_BW: Ids, lr: float) -> StepOutcome:
-        """Forward, backward and update on one global batch; no update when anything is not finite."""
+    def step(
+        self, index: int, ids_BW: Ids | None, lr: float, *, asked_to_stop: Callable[[], bool] = lambda: False
+    ) -> StepOutcome:
+        """Forward, backward and update on one global batch; no update when anything is not finite.
+
+        Ids are needed where the first segment is. `asked_to_stop` speaks for this process.
+        """
         self.model.train()
         self.optimizer.zero_grad()
         before = None if self.tracker is None else (self.tracker.su_DK.clone(), self.tracker.trace.clone())
         loss = self.runner.gradients(index, self._microbatches(ids_BW))
-        outcome = self._outcome(loss)
+        outcome = self._outcome(loss, stop=asked_to_stop())
         if outcome.culprit is None:
             self._update(outcome.grad_norm, lr)
         elif self.tracker is not None and before is not None:
             self.tracker.su_DK, self.tracker.trace = before  # a step that does not count leaves no trace
         return outcome
 
-    def _microbatches(self, ids_BW: Ids) -> tuple[Tensor, ...]:
+    def _microbatches(self, ids_BW: Ids | None) -> tuple[Tensor, ...]:
+        if ids_BW is None or not self.has_first:
+            return ()
         parts: tuple[Tensor, ...] = torch.from_numpy(ids_BW).to(self.device).split(self.config.microbatch_size)
         return parts
 
-    def _outcome(self, loss: float | None) -> StepOutcome:
-        """The same in every process."""
+    def _outcome(self, loss: float | None, *, stop: bool) -> StepOutcome:
+        """The same in every process: the sums are exact, because each number is zero everywhere but in one."""
         gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
         local = dict(zip(self.parameters, torch.stack(list(torch._foreach_norm(gradients))).tolist(), strict=True))
-        *norms, total_loss = self._share([*(local.get(name, 0.0) for name in self.names), loss or 0.0])
+        received = {(part.boundary, part.forward): part for part in self.runner.received()}
+        ends = [(boundary, forward) for boundary in range(len(self.methods)) for forward in (True, False)]
+        waited = sum(part.waited_seconds for part in received.values())
+        seconds = self.runner.seconds
+        shared = iter(
+            self.exchange.sum(
+                [
+                    *(local.get(name, 0.0) for name in self.names),
+                    loss or 0.0,
+                    float(stop),
+                    *(float(received[end].nbytes) if end in received else 0.0 for end in ends),
+                    *(received[end].waited_seconds if end in received else 0.0 for end in ends),
+                    *(seconds if rank == self.exchange.rank else 0.0 for rank in range(self.exchange.size)),
+                    *(waited if rank == self.exchange.rank else 0.0 for rank in range(self.exchange.size)),
+                ]
+            )
+        )
+        norms = list(islice(shared, len(self.names)))
+        total_loss, stops = next(shared), next(shared)
+        nbytes, waits = list(islice(shared, len(ends))), list(islice(shared, len(ends)))
+        took, idle = list(islice(shared, self.exchange.size)), list(islice(shared, self.exchange.size))
         bad = next((name for name, norm in zip(self.names, norms, strict=True) if not math.isfinite(norm)), None)
         grad_norm = math.sqrt(math.fsum(norm * norm for norm in norms)) if bad is None else math.nan
-        return StepOutcome(total_loss, grad_norm, bad if math.isfinite(total_loss) else "loss")
-
-    def _share(self, numbers: list[float]) -> list[float]:
-        """Sums over the processes. Exact, because each number is zero everywhere but in one of them."""
-        if self.group is None:
-            return numbers
-        vector = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(vector, group=self.group)
-        return [float(number) for number in vector.tolist()]
+        links = [
+            LinkUse(boundary=end[0], forward=end[1], nbytes=int(count), waited_s=wait, mbps=count * 8e-6 / max(took))
+            for end, count, wait in zip(ends, nbytes, waits, strict=True)
+            if count
+        ]
+        busy = [1 - wait / whole for wait, whole in zip(idle, took, strict=True)] if links else []
+        culprit = bad if math.isfinite(total_loss) else "loss"
+        return StepOutcome(total_loss, grad_norm, culprit, stop=stops > 0, links=links, busy=busy)
 
     def _refuse_disagreement(self) -> None:
         """A wrong basis or token table leaves every norm as it was: only hashes can tell."""
-        if self.group is None or not isinstance(self.model.space, Subspace):
+        if not isinstance(self.model.space, Subspace):
             return
         space = self.model.space
         tables = [table for table in (space.tokens, space.positions) if table is not None]
         hashes = {"basis": space.basis.hash, **{f"table {index}": table.hash for index, table in enumerate(tables)}}
-        numbers = torch.tensor([int(value[:12], 16) for value in hashes.values()], dtype=torch.int64)
-        extremes = torch.stack((numbers, -numbers))
-        dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self.group)
-        for name, largest, negated in zip(hashes, *extremes.tolist(), strict=True):
-            if largest != -negated:
+        numbers = [float(int(value[:12], 16)) for value in hashes.values()]
+        extremes = self.exchange.largest([*numbers, *(-number for number in numbers)])
+        for index, (name, value) in enumerate(hashes.items()):
+            if extremes[index] != -extremes[index + len(hashes)]:
                 raise UserError(
-                    f"process {self.group.rank()}: not all processes have the same {name}: {hashes[name]} here"
+                    f"process {self.exchange.rank}: not all processes have the same {name}: {value} here; "
+                    "start them all from the same checkpoint and with the same settings"
                 )
 
     def _update(self, grad_norm: float, lr: float) -> None:
@@ -177,62 +219,69 @@ class Engine:
             group["lr"] = lr
         self.optimizer.step()
 
-    def evaluate(self, batches: Iterable[Ids]) -> tuple[float, int]:
-        """Mean loss per token over whole global batches, messages and all, and the number of tokens."""
+    def evaluate(self, batches: Iterable[Ids | None]) -> tuple[float, int]:
+        """Mean loss per token over whole global batches, messages and all, and the number of tokens.
+
+        As many batches in every process; ids are needed where the first segment is.
+        """
         self.model.eval()
-        losses, tokens = [], 0
+        losses = []
         for ids_BW in batches:
             loss = self.runner.loss(self._microbatches(ids_BW))
-            losses.append(self._share([loss or 0.0])[0])
-            tokens += ids_BW[:, 1:].size
+            losses.append(self.exchange.sum([loss or 0.0])[0])
+        tokens = len(losses) * self.config.training.global_batch_size * self.config.training.seq_len
         return (math.fsum(losses) / len(losses), tokens) if losses else (math.nan, 0)
 
     def basis_is_due(self, finished_steps: int) -> bool:
         interval = self.config.basis.interval
         return isinstance(self.model.space, Subspace) and interval > 0 and finished_steps % interval == 0
 
-    def update_basis(self, ids_BW: Ids) -> BasisUpdate | None:
-        """A Grassmann step; the loss on `ids_BW` is measured before and after. None where the last segment is not."""
+    def update_basis(self, ids_BW: Ids | None) -> BasisUpdate:
+        """A Grassmann step; the loss on `ids_BW` is measured before and after. Every process knows what it came to."""
 
         def measure() -> float:
             return self.evaluate([ids_BW])[0]
 
         if self.tracker is not None:
-            return self.tracker.update(self._change_basis, measure)
-        assert isinstance(self.model.space, Subspace)
-        measure()
-        self._change_basis(self.model.space.basis, None)
-        measure()
-        return None
+            update = self.tracker.update(self._change_basis, measure)
+            told = msgspec.json.encode(update)
+        else:
+            assert isinstance(self.model.space, Subspace)
+            measure()
+            self._change_basis(self.model.space.basis, None)
+            measure()
+            told = b""
+        return msgspec.json.decode(self.exchange.spread(told, self.placement.last_process), type=BasisUpdate)
 
     def _change_basis(self, old: Basis, new: Basis | None) -> float:
         """The process that knows the new basis sends it to all; every one maps its own coordinates."""
         assert isinstance(self.model.space, Subspace)
-        if self.group is not None:
-            matrix_DK = (new or old).matrix_DK.clone(memory_format=torch.contiguous_format)
-            schedule = self.config.parallelism.pipeline_parallel_schedule
-            placement = place(schedule, self.group.size(), len(self.model.segments))
-            source = next(rank for rank, mine in enumerate(placement) if len(self.model.segments) - 1 in mine)
-            dist.broadcast(matrix_DK, dist.get_global_rank(self.group, source), group=self.group)
-            new = Basis(matrix_DK, old.version + 1)
-        assert new is not None
+        matrix_DK = (new or old).matrix_DK.clone(memory_format=torch.contiguous_format)
+        self.exchange.broadcast(matrix_DK, self.placement.last_process)
+        new = Basis(matrix_DK, old.version + 1)
         squares = rebase_squares(self.parameters, self.optimizer, old, new)
         self.model.space.basis = new
         self._refuse_disagreement()
-        shared = self._share([number for name in self.names for number in squares.get(name, (0.0, 0.0))])
+        shared = self.exchange.sum([number for name in self.names for number in squares.get(name, (0.0, 0.0))])
         before, after = math.fsum(shared[0::2]), math.fsum(shared[1::2])
         return math.sqrt(after / before) if before else 1.0
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        return state_by_layer(self.model, self.optimizer, self.tracker)
+    @property
+    def layers(self) -> list[str]:
+        """The files of a checkpoint that this process needs."""
+        return layers_of(self.parameters)
+
+    def state(self, *, with_space: bool) -> dict[str, dict[str, Tensor]]:
+        """What this process has to save; the space is the same everywhere, and one process for each folder saves it."""
+        return state_by_layer(self.parameters, self.model.space if with_space else None, self.optimizer, self.tracker)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on exactly where the checkpoint was saved."""
-        restore(checkpoint, self.model, self.optimizer, self.tracker)
+        restore(checkpoint, self.parameters, self.model.space, self.optimizer, self.tracker)
 
     def start_from(self, checkpoint: Checkpoint) -> None:
         """Takes weights and basis; everything else begins anew."""
-        restore(checkpoint, self.model)
+        restore(checkpoint, self.parameters, self.model.space)
         if self.tracker is not None and isinstance(self.model.space, Subspace):
             self.tracker.restart(self.model.space.basis)
 

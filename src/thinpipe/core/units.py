@@ -1,0 +1,47 @@
+"""Rates and durations as people write them: "80mbps", "20ms". A rate counts bits, as internet providers do."""
+
+import re
+
+from thinpipe.core.errors import UserError
+
+_BITS_PER_SECOND = {"kbps": 1e3, "mbps": 1e6, "gbps": 1e9}
+_SECONDS = {"ms": 1e-3, "s": 1.0}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)", re.ASCII)
+
+
+def parse_rate(text: str) -> float:
+    """Bits per second, above 0."""
+    rate = _parse(text, _BITS_PER_SECOND)
+    if not rate:
+        raise UserError(f"{text!r} is not a rate: write bits per second, such as 500kbps, 80mbps or 1gbps")
+    return rate
+
+
+def parse_duration(text: str) -> float:
+    """Seconds, 0 or more."""
+    duration = _parse(text, _SECONDS)
+    if duration is None:
+        raise UserError(f"{text!r} is not a duration: write milliseconds or seconds, such as 20ms or 0.5s")
+    return duration
+
+
+def format_rate(bits_per_second: float) -> str:
+    return _format(bits_per_second, _BITS_PER_SECOND)
+
+
+def format_duration(seconds: float) -> str:
+    return _format(seconds, _SECONDS)
+
+
+def _parse(text: str, units: dict[str, float]) -> float | None:
+    match = _QUANTITY.fullmatch(text.lower())
+    if match is None or match[2] not in units:
+        return None
+    return float(match[1]) * units[match[2]]
+
+
+def _format(value: float, units: dict[str, float]) -> str:
+    """In the largest unit of which there is at least one; units are listed from small to large."""
+    name = next((name for name in reversed(units) if value >= units[name]), next(iter(units)))
+    number = f"{value / units[name]:.6f}"
+    return number.rstrip("0").rstrip(".") + name

@@ -1,0 +1,76 @@
+"""Consecutive segments in one process: what a stage of a pipeline computes, and the twin with all of them.
+
+Inside a chain no message leaves the process, but every boundary is crossed all the same: encoded and decoded, in both
+directions. So where the segments are placed changes no bit.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from thinpipe.boundary.contract import BoundaryMethod, Crossing
+from thinpipe.core.seeds import derive_seed
+from thinpipe.models import Segment
+
+
+class Chain(nn.Module):
+    """The state of the segment before in (nothing for the first), its last segment's state or the mean loss out.
+
+    Ids, step and micro-batch are set with `begin`: only what has a gradient is an argument, as torch's zero-bubble
+    backward passes want it. Ids have W = T + 1 tokens, so that the last segment has its labels.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment], indices: range, methods: Sequence[BoundaryMethod], *, seed: int
+    ) -> None:
+        """`segments` and `methods` are those of the whole model; method b carries what crosses from segment b."""
+        super().__init__()
+        self.segments = nn.ModuleList(segments[index] for index in indices)
+        self.indices, self.methods, self.seed = indices, methods, seed
+        self.ids_BW = torch.empty(0, 0, dtype=torch.int64)
+        self.step = self.microbatch = 0
+
+    def begin(self, ids_BW: Tensor, *, step: int, microbatch: int) -> None:
+        self.ids_BW, self.step, self.microbatch = ids_BW, step, microbatch
+
+    def crossing(self, boundary: int, *, step: int, microbatch: int) -> Crossing:
+        return Crossing(seed=self.seed, step=step, microbatch=microbatch, boundary=boundary)
+
+    def forward(self, state: Tensor | None = None) -> Tensor:
+        step, microbatch = self.step, self.microbatch
+        for index, segment in zip(self.indices, self.segments, strict=True):
+            if index > self.indices.start:
+                crossing = self.crossing(index - 1, step=step, microbatch=microbatch)
+                state = _Cross.apply(state, self.methods[index - 1], crossing)  # type: ignore[no-untyped-call]
+            torch.manual_seed(derive_seed(self.seed, "dropout", step, microbatch, index))
+            state = segment(self.ids_BW[:, :-1], state if index else None)
+        assert state is not None
+        return token_losses(state, self.ids_BW).mean() if self.is_last else state
+
+    @property
+    def is_last(self) -> bool:
+        return self.segments[-1].last is not None
+
+
+class _Cross(torch.autograd.Function):
+    """A boundary inside a process."""
+
+    @staticmethod
+    def forward(ctx: Any, state: Tensor, method: BoundaryMethod, crossing: Crossing) -> Tensor:
+        ctx.method, ctx.crossing = method, crossing
+        return method.decode_state(method.encode_state(state, crossing), crossing)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        data = ctx.method.encode_gradient(gradient, ctx.crossing)
+        return ctx.method.decode_gradient(data, ctx.crossing), None, None
+
+
+def token_losses(logits_BTV: Tensor, ids_BW: Tensor) -> Tensor:
+    """Cross-entropy of every token, in float32 at least."""
+    logits = logits_BTV.flatten(0, 1)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(logits, ids_BW[:, 1:].flatten(), reduction="none")

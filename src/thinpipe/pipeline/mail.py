@@ -1,0 +1,96 @@
+"""Messages between two stages, in the order of their micro-batches, through any process group.
+
+Receives are posted before they are needed and sends leave at once, so that a round trip is paid once and not for every
+micro-batch: gloo's sender waits until the receiver is ready.
+"""
+
+import time
+from collections import deque
+from queue import SimpleQueue
+from threading import Thread
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+AHEAD_NBYTES = 16 << 20
+"""Posted ahead per direction: more than a line of 1 Gbit/s has under way in 100 ms. At least two messages."""
+
+_FIRST_TAG = 16
+
+
+def mail_tag(boundary: int, *, forward: bool) -> int:
+    """Every boundary and direction has its own, so that no order between them has to be kept."""
+    return _FIRST_TAG + 2 * boundary + (0 if forward else 1)
+
+
+class Incoming:
+    """What one neighbour sends in one direction."""
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, nbytes: int, *, name: str) -> None:
+        self.group, self.peer, self.tag, self.nbytes, self.name = group, peer, tag, nbytes, name
+        self.ahead = max(2, AHEAD_NBYTES // nbytes)
+        self.received_nbytes, self.waited_seconds = 0, 0.0
+        self._posted: deque[tuple[Tensor, dist.Work]] = deque()
+        self._unposted = self._taken = 0
+
+    def expect(self, messages: int) -> None:
+        """So many will come in this step."""
+        assert not len(self._posted) + self._unposted, "messages of the last step were left"
+        self._unposted, self._taken = messages, 0
+        self.received_nbytes, self.waited_seconds = 0, 0.0
+        self._post()
+
+    def _post(self) -> None:
+        while self._unposted and len(self._posted) < self.ahead:
+            buffer = torch.empty(self.nbytes, dtype=torch.uint8)
+            self._posted.append((buffer, self.group.recv([buffer], self.peer, self.tag)))
+            self._unposted -= 1
+
+    def take(self, microbatch: int) -> Tensor:
+        """The message of the next micro-batch, when it has come."""
+        assert microbatch == self._taken, f"micro-batch {microbatch} of {self.name} taken out of order"
+        message, work = self._posted.popleft()
+        started = time.monotonic()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise ConnectionError(f"waited for micro-batch {microbatch} of {self.name}, and lost it: {error}") from None
+        self.waited_seconds += time.monotonic() - started
+        self.received_nbytes += message.numel()
+        self._taken += 1
+        self._post()
+        return message
+
+
+class Outgoing:
+    """What goes to one neighbour in one direction. A thread lets go of each message when it has left."""
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, *, name: str) -> None:
+        self.group, self.peer, self.tag, self.name = group, peer, tag, name
+        self.sent_nbytes = 0
+        self._leaving: _Leaving = SimpleQueue()
+        self._problems: list[str] = []
+        Thread(target=_let_go, args=(self._leaving, self._problems), name=f"sends {name}", daemon=True).start()
+
+    def send(self, message: Tensor) -> None:
+        if self._problems:
+            raise ConnectionError(f"could not send {self.name}: {self._problems[0]}")
+        message = message.cpu()
+        self.sent_nbytes += message.numel()
+        self._leaving.put((message, self.group.send([message], self.peer, self.tag)))
+
+    def __del__(self) -> None:
+        self._leaving.put(None)
+
+
+_Leaving = SimpleQueue[tuple[Tensor, dist.Work] | None]
+
+
+def _let_go(leaving: _Leaving, problems: list[str]) -> None:
+    while (item := leaving.get()) is not None:
+        try:
+            item[1].wait()
+        except RuntimeError as error:
+            problems.append(str(error))
+        del item  # or the message would live until the next one

@@ -1,0 +1,218 @@
+"""`thinpipe train`: in this process, as one of those that `torchrun` started, or with local processes of its own.
+
+When one process ends badly, all end, and the first error is what a person reads last.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from threading import Thread
+from types import FrameType
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from thinpipe.core.config import dump_toml
+from thinpipe.core.errors import UserError
+from thinpipe.core.files import write_atomically
+from thinpipe.train.config import RunConfig
+from thinpipe.train.loop import Trainer
+from thinpipe.train.stopping import SIGNALS
+from thinpipe.transport.groups import open_group
+
+_ERROR_FILE = "THINPIPE_ERROR_FILE"
+_GRACE_SECONDS = 10.0
+"""For the other processes to notice that one is gone."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a process ended, in a file that its launcher reads."""
+
+    text: str
+    user_error: bool
+
+
+def run(config: RunConfig) -> int:
+    """Exit code 1 when the run had to give up, 2 when what was asked for makes no sense."""
+    degree, started = config.parallelism.pipeline_parallel_degree, os.environ.get("WORLD_SIZE")
+    if started is not None and int(started) != degree:
+        raise UserError(
+            f"{started} processes were started, and parallelism.pipeline_parallel_degree is {degree}: "
+            f"add --parallelism.pipeline-parallel-degree {started}"
+        )
+    if degree > 1 and started is None:
+        return launch(config, degree)
+    if config.debug.deterministic:
+        torch.use_deterministic_algorithms(True)
+    return _train(config, in_group=degree > 1)
+
+
+def _train(config: RunConfig, *, in_group: bool) -> int:
+    trainer: Trainer | None = None
+    group: dist.ProcessGroup | None = None
+    try:
+        if in_group:
+            _stop_without_launcher()
+            group = open_group(config.link, timeout=timedelta(seconds=config.parallelism.timeout_seconds))
+        trainer = Trainer(config, group)
+        if config.job.print_config and trainer.exchange.rank == 0:
+            print(dump_toml(config))
+            print(f"# the model: {trainer.model_config}")
+        reason = trainer.train()
+    except Exception as error:
+        if not in_group:
+            raise
+        _leave_note(error, trainer)
+        if not isinstance(error, UserError | ConnectionError):
+            raise
+        return 2 if isinstance(error, UserError) else 1
+    if group is not None:
+        dist.destroy_process_group()
+    return 1 if reason in ("not_finite", "not_saved") else 0
+
+
+def _stop_without_launcher() -> None:
+    """A launcher that is gone closes this process's input: then the run saves and stops, as if it had been told to."""
+    if _ERROR_FILE not in os.environ:
+        return
+
+    def wait() -> None:
+        os.read(0, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=wait, name="waits for the launcher", daemon=True).start()
+
+
+def _leave_note(error: Exception, trainer: Trainer | None) -> None:
+    """Before the sockets close, so that it is older than the notes of those who lose this process."""
+    place = f"process {os.environ['RANK']}"
+    if trainer is not None:
+        stages = trainer.engine.placement.processes[trainer.exchange.rank]
+        place += f", stage {' and '.join(map(str, stages))}, step {trainer.finished_steps + 1}"
+    failure = Failure(text=f"{place}: {_in_words(error)}", user_error=isinstance(error, UserError))
+    if _ERROR_FILE in os.environ:
+        Path(os.environ[_ERROR_FILE]).write_bytes(msgspec.json.encode(failure))
+    else:
+        print(f"thinpipe: {failure.text}", file=sys.stderr)
+
+
+def _in_words(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError | ConnectionError) else f"{type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True)
+class Worker:
+    process: subprocess.Popen[bytes]
+    note: Path
+    log: Path | None
+    """What it prints, if not on this console."""
+
+
+def launch(config: RunConfig, degree: int) -> int:
+    """Processes on this machine; process 0 has the console, the others write into the run's folder."""
+    folder = config.job.dump_folder / "processes"
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = folder / "run.toml"
+    write_atomically(settings, dump_toml(config).encode())
+    timeout = timedelta(seconds=config.parallelism.timeout_seconds)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, degree, is_master=True, timeout=timeout, wait_for_workers=False
+    )
+    common = {
+        "WORLD_SIZE": str(degree),
+        "LOCAL_WORLD_SIZE": str(degree),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch's own word for: the launcher has the store
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    if "OMP_NUM_THREADS" not in os.environ:
+        common["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // degree))
+    workers: list[Worker] = []
+    with _signals_to(workers):
+        for rank in range(degree):
+            workers.append(_start(settings, folder, rank, common))
+        return _watch(workers)
+
+
+def _start(settings: Path, folder: Path, rank: int, common: Mapping[str, str]) -> Worker:
+    note, log = folder / f"error-{rank}.json", folder / f"process-{rank}.log" if rank else None
+    note.unlink(missing_ok=True)
+    environment = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank), _ERROR_FILE: str(note)}
+    output = log.open("wb") if log else None
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "thinpipe", "train", str(settings)],
+            env=environment,
+            stdin=subprocess.PIPE,  # stays open as long as this process lives
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            process_group=0,  # Ctrl+C reaches this process alone, which passes it on
+        )
+    finally:
+        if output:
+            output.close()
+    return Worker(process, note, log)
+
+
+@contextmanager
+def _signals_to(workers: list[Worker]) -> Iterator[None]:
+    """One is enough: the processes tell each other. A second one is meant for all."""
+    received = 0
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        nonlocal received
+        received += 1
+        for worker in workers[: 1 if received == 1 else None]:
+            worker.process.send_signal(number)
+
+    previous = {number: signal.signal(number, forward) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for worker in workers:
+            if worker.process.poll() is None:
+                worker.process.kill()
+
+
+def _watch(workers: list[Worker]) -> int:
+    while all(worker.process.poll() in (None, 0) for worker in workers):
+        if all(worker.process.poll() == 0 for worker in workers):
+            return 0
+        time.sleep(0.05)
+    first = next(worker for worker in workers if worker.process.poll() not in (None, 0))
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while time.monotonic() < deadline and any(worker.process.poll() is None for worker in workers):
+        time.sleep(0.05)
+    return _explain(workers, first)
+
+
+def _explain(workers: list[Worker], first: Worker) -> int:
+    """Says why the run ended: someone was killed, or wrote the first note; else each process has said it itself."""
+    killed = next(
+        (w for w in workers if (code := w.process.poll()) is not None and code < 0 and not w.note.exists()), None
+    )
+    if killed is not None:
+        name = signal.Signals(-(killed.process.returncode or 0)).name
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        place = f"process {workers.index(killed)}"
+        print(f"thinpipe: {place} was ended by {name}{hint}. Run the same command to go on", file=sys.stderr)
+        return 1
+    written = [worker for worker in workers if worker.note.exists()]
+    if not written:
+        return first.process.returncode or 1
+    origin = min(written, key=lambda worker: worker.note.stat().st_mtime_ns)
+    failure = msgspec.json.decode(origin.note.read_bytes(), type=Failure)
+    more = f" (all it printed: {origin.log})" if origin.log and not failure.user_error else ""
+    print(f"thinpipe: {failure.text}{more}", file=sys.stderr)
+    return 2 if failure.user_error else 1

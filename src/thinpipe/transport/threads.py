@@ -1,0 +1,90 @@
+"""Two threads that the shaper needs: one that acts at given moments, one that waits for transfers in turn.
+
+Both are daemons: a process that crashes must not be kept alive by a message that never comes.
+"""
+
+import heapq
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+
+_FOR_EVER = timedelta(days=365)
+"""How long an inner work is waited for. Limits are for the outer work: gloo ends a whole group when one has passed."""
+
+
+class Timer:
+    """Calls actions at their moment, in the order of time and then of asking. An action must not block or raise."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="thinpipe-timer", daemon=True)
+        self._thread.start()
+
+    def at(self, moment: float, action: Callable[[], None]) -> None:
+        with self._changed:
+            heapq.heappush(self._due, (moment, next(self._order), action))
+            if self._due[0][2] is action:
+                self._changed.notify()
+
+    def close(self, *, until: float) -> None:
+        """Ends after the actions due by `until`; later ones are dropped."""
+        with self._changed:
+            self._due = [entry for entry in self._due if entry[0] <= until]
+            heapq.heapify(self._due)
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (action := self._next()) is not None:
+            action()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                if self._due and self._due[0][0] <= now:
+                    return heapq.heappop(self._due)[2]
+                if self._closed and not self._due:
+                    return None
+                self._changed.wait(self._due[0][0] - now if self._due else None)
+
+
+class Watcher:
+    """Waits for works in the order given and tells how each ended: None, or the error."""
+
+    def __init__(self, name: str) -> None:
+        self._queue: queue.SimpleQueue[tuple[dist.Work, Callable[[Exception | None], None]] | None]
+        self._queue = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"thinpipe-{name}", daemon=True)
+        self._thread.start()
+
+    def watch(self, work: dist.Work, ended: Callable[[Exception | None], None]) -> None:
+        self._queue.put((work, ended))
+
+    def close(self) -> None:
+        """Ends after the works given so far."""
+        self._queue.put(None)
+
+    def join(self, seconds: float) -> bool:
+        """Whether it has ended."""
+        self._thread.join(max(0.0, seconds))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            work, ended = entry
+            try:
+                work.wait(_FOR_EVER)
+            except Exception as error:
+                ended(error)
+            else:
+                ended(None)

@@ -1,0 +1,276 @@
+"""`thinpipe train` in several processes: the same run as in one, however it is placed, stopped or broken."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.pipeline.test_contract import free_port
+from thinpipe.checkpoint import CheckpointFolder, find_checkpoint
+from thinpipe.core.config import dump_toml
+from thinpipe.core.events import Step, Stopped, read_events
+from thinpipe.train.config import CheckpointSection, ParallelismSection
+from thinpipe.train.loop import Trainer
+from thinpipe.transport.settings import LinkSection
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def placed(config, degree, name, **changes):
+    """The same run in another folder and on so many processes."""
+    parallelism = replace(config.parallelism, pipeline_parallel_degree=degree, timeout_seconds=60, **changes)
+    folder = config.job.dump_folder.parent / name
+    return replace(config, parallelism=parallelism, job=replace(config.job, dump_folder=folder))
+
+
+def start(config, environment=ENVIRONMENT):
+    folder = config.job.dump_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "wanted.toml").write_text(dump_toml(config))
+    return subprocess.Popen(
+        [sys.executable, "-m", "thinpipe", "train", str(folder / "wanted.toml")],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process, seconds=150):
+    printed, _ = process.communicate(timeout=seconds)
+    return process.returncode, printed
+
+
+def files_of(config, step):
+    """sha256 of everything that a checkpoint holds."""
+    folder = CheckpointFolder(config.job.dump_folder / "checkpoints")
+    return {name: entry.sha256 for name, entry in folder.open(step).manifest.files.items()}
+
+
+def steps_of(config):
+    return [event for event in read_events(config.job.dump_folder / "events.jsonl") if isinstance(event, Step)]
+
+
+def children(process):
+    """Of a launcher, in the order in which it started them."""
+    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False).stdout
+    return sorted(int(line) for line in listed.split())
+
+
+def wait_for_step(config, step, process, seconds=90):
+    log, deadline = config.job.dump_folder / "events.jsonl", time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        if log.exists() and any(event.step >= step for event in steps_of(config)):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"no step {step}: {process.communicate(timeout=20)[0][-3000:] if process.poll() is not None else ''}")
+
+
+@pytest.fixture
+def eight_segments(run_config):
+    model = replace(run_config.model, n_layers=8, boundaries=tuple(range(1, 8)))
+    return replace(
+        run_config,
+        model=model,
+        checkpoint=CheckpointSection(interval=3, keep_latest_k=0),
+        parallelism=ParallelismSection(pipeline_parallel_microbatch_size=1),
+    )
+
+
+@pytest.fixture
+def endless(run_config):
+    """Two segments, and more steps than anyone waits for."""
+    training = replace(run_config.training, steps=100_000)
+    return placed(replace(run_config, training=training), 2, "endless")
+
+
+@pytest.mark.timeout(280)
+def test_a_checkpoint_does_not_know_how_many_processes_wrote_it(eight_segments):
+    """Saved from four processes, resumed in two, one and eight: bit for bit the run of one process."""
+    alone = placed(eight_segments, 1, "alone")
+    Trainer(alone).train()
+    four = placed(eight_segments, 4, "four")
+    code, printed = finish(start(four))
+    assert code == 0, printed
+    steps = (3, 6, 9, 12)
+    assert [files_of(four, step) for step in steps] == [files_of(alone, step) for step in steps]
+    assert [event.loss for event in steps_of(four)] == [event.loss for event in steps_of(alone)]
+    assert "loss" in printed
+    assert "loss" in (four.job.dump_folder / "processes" / "process-3.log").read_text()  # every console shows it
+    for degree, first, changes in (
+        (2, 3, {"pipeline_parallel_schedule": "ZBVZeroBubble"}),
+        (8, 9, {"pipeline_parallel_schedule": "GPipe"}),
+        (1, 6, {}),
+    ):
+        resumed = placed(eight_segments, degree, f"resumed-{degree}", **changes)
+        source = four.job.dump_folder / "checkpoints" / f"step-{first:08d}"
+        shutil.copytree(source, resumed.job.dump_folder / "checkpoints" / source.name)
+        code, printed = finish(start(resumed))
+        assert code == 0, printed
+        assert f"resumed from {resumed.job.dump_folder}" in printed
+        assert files_of(resumed, 12) == files_of(alone, 12)
+
+
+def test_a_signal_to_any_one_process_saves_on_all(endless):
+    launcher = start(endless)
+    wait_for_step(endless, 2, launcher)
+    os.kill(children(launcher)[1], signal.SIGTERM)
+    code, printed = finish(launcher, 30)
+    assert code == 0, printed
+    stopped = [e for e in read_events(endless.job.dump_folder / "events.jsonl") if isinstance(e, Stopped)]
+    assert [event.reason for event in stopped] == ["signal"]
+    checkpoint = find_checkpoint(endless.job.dump_folder)
+    assert checkpoint.manifest.step == stopped[0].step == steps_of(endless)[-1].step
+    again = Trainer(placed(endless, 1, "endless"))  # and one process can go on with it
+    again.engine.restore(checkpoint)
+
+
+def test_a_killed_process_ends_the_run_and_is_named(endless):
+    launcher = start(endless)
+    wait_for_step(endless, 2, launcher)
+    os.kill(children(launcher)[1], signal.SIGKILL)
+    started = time.monotonic()
+    code, printed = finish(launcher, 30)
+    assert time.monotonic() - started < 12
+    assert code == 1
+    last = printed.strip().splitlines()[-1]
+    assert last.startswith("thinpipe: process 1 was ended by SIGKILL"), printed
+
+
+def test_a_process_that_hangs_ends_the_run_with_stage_and_step(endless):
+    impatient = replace(endless, parallelism=replace(endless.parallelism, timeout_seconds=4))
+    launcher = start(impatient)
+    wait_for_step(impatient, 2, launcher)
+    stopped = children(launcher)[1]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        code, printed = finish(launcher, 40)
+    finally:
+        for process in children(launcher):
+            os.kill(process, signal.SIGKILL)
+    assert code == 1
+    last = printed.strip().splitlines()[-1]
+    assert last.startswith("thinpipe: process 0, stage 0, step "), printed
+    assert "stage 1" in last.split(":", 2)[2], printed
+
+
+def test_processes_end_when_their_launcher_is_killed(endless):
+    launcher = start(endless)
+    wait_for_step(endless, 2, launcher)
+    orphans = children(launcher)
+    launcher.kill()
+    launcher.communicate()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}") for pid in orphans):
+        time.sleep(0.1)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in orphans)
+    assert find_checkpoint(endless.job.dump_folder).manifest.step == steps_of(endless)[-1].step
+
+
+def test_machines_that_share_no_folder_keep_their_own_layers(run_config):
+    """As under torchrun on two hosts: each has its layers and the whole manifest; together they are a checkpoint."""
+    configs = [placed(run_config, 2, f"host-{rank}") for rank in range(2)]
+    alone = placed(run_config, 1, "alone")
+    Trainer(alone).train()
+    half = replace(run_config.checkpoint, interval=6)
+
+    def run():
+        common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        hosts = [
+            start(replace(config, checkpoint=half), {**ENVIRONMENT, **common, "RANK": str(rank)})
+            for rank, config in enumerate(configs)
+        ]
+        for code, printed in map(finish, hosts):
+            assert code == 0, printed
+            assert "loss" in printed
+
+    run()
+    folders = [config.job.dump_folder / "checkpoints" for config in configs]
+    for folder in folders:
+        shutil.rmtree(folder / "step-00000012")
+    run()  # from step 6, each with its own half
+    first, second = ({path.name for path in (folder / "step-00000012").iterdir()} for folder in folders)
+    assert first & second == {"manifest.json", "run.safetensors"}
+    shutil.copytree(folders[1] / "step-00000012", folders[0] / "step-00000012", dirs_exist_ok=True)
+    assert files_of(configs[0], 12) == files_of(alone, 12)
+    shutil.rmtree(folders[1])
+    code, printed = finish(_first_of(configs, half))
+    assert code == 2
+    assert "process 1 has no whole checkpoint" in printed
+
+
+def _first_of(configs, checkpoint):
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    hosts = [
+        start(replace(config, checkpoint=checkpoint), {**ENVIRONMENT, **common, "RANK": str(rank)})
+        for rank, config in enumerate(configs)
+    ]
+    finish(hosts[1])
+    return hosts[0]
+
+
+def test_other_settings_in_one_process_are_named(run_config):
+    configs = [placed(run_config, 2, f"host-{rank}") for rank in range(2)]
+    configs[1] = replace(configs[1], optimizer=replace(configs[1].optimizer, lr=0.5))
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    hosts = [start(config, {**ENVIRONMENT, **common, "RANK": str(rank)}) for rank, config in enumerate(configs)]
+    code, printed = finish(hosts[1])
+    finish(hosts[0])
+    assert code == 2
+    assert "process 1 has other settings than process 0: optimizer.lr" in printed
+
+
+def test_torchrun_starts_the_same_module(run_config):
+    config = placed(run_config, 2, "torchrun")
+    folder = config.job.dump_folder
+    folder.mkdir()
+    (folder / "wanted.toml").write_text(dump_toml(config))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, "-m", "thinpipe", "train", str(folder / "wanted.toml")],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("stopped: finished") == 2
+    alone = placed(run_config, 1, "alone")
+    Trainer(alone).train()
+    assert files_of(config, 12) == files_of(alone, 12)
+
+
+def test_a_slow_line_changes_the_time_and_nothing_else(run_config):
+    """And the log says what the links did."""
+    fast, slow = (placed(run_config, 2, name) for name in ("fast", "slow"))
+    slow = replace(slow, link=LinkSection(up="2mbps", down="2mbps", latency="20ms"))
+    for config in (fast, slow):
+        code, printed = finish(start(config))
+        assert code == 0, printed
+    assert files_of(fast, 12) == files_of(slow, 12)
+    for event in steps_of(slow):
+        forward, backward = event.links
+        # 8 samples of 16 tokens, 4 numbers of 4 bytes each, and 17 ids of 2 bytes a sample.
+        assert (forward.boundary, forward.forward, forward.nbytes) == (1, True, 8 * 16 * 16 + 8 * 17 * 2)
+        assert (backward.boundary, backward.forward, backward.nbytes) == (1, False, 8 * 16 * 16)
+        assert forward.waited_s >= 0.02
+        assert backward.waited_s >= 0.04
+        assert event.bubble is not None
+        assert event.bubble > 0.4
+        assert forward.nbytes * 8e-6 / event.seconds <= forward.mbps < 2
+    assert min(e.seconds for e in steps_of(slow)) > 0.04
+
+
+def test_too_few_segments_or_processes_are_refused_with_advice(run_config):
+    code, printed = finish(start(placed(run_config, 4, "many")))
+    assert code == 2
+    assert "needs a model of 4 segments or more, and this one has 3" in printed.splitlines()[-1]
+    code, printed = finish(start(placed(run_config, 2, "two"), {**ENVIRONMENT, "WORLD_SIZE": "3", "RANK": "0"}))
+    assert code == 2
+    assert "--parallelism.pipeline-parallel-degree 3" in printed
