@@ -102,6 +102,7 @@ def run_case(case: Case, segments: int, schedule: str, group: dist.ProcessGroup 
         "weights": {name: digest(p) for name, p in engine.parameters.items()},
         "moments": moments,
         "basis": getattr(engine.model.space, "version", None),
+        "stated": [[method.forward_nbytes, method.backward_nbytes] for method in engine.methods],
     }
 
 

@@ -16,6 +16,7 @@ from tests.pipeline.cases import CASES, run_case, segments_for
 from tests.reference.language import SyntheticLanguage
 from thinpipe.core.errors import UserError
 from thinpipe.models.config import SubspaceConfig
+from thinpipe.pipeline.mail import mail_tag
 from thinpipe.pipeline.schedules import SCHEDULES, place
 from thinpipe.pipeline.stage import KNOWN_TORCH
 from thinpipe.train.engine import Engine
@@ -55,6 +56,29 @@ def twin(segments):
     return {case.name: run_case(case, segments, "GPipe") for case in CASES}
 
 
+def messages_sent(parts):
+    """(tag, bytes) -> how many, as the transport was given them by all processes; the exchange of norms apart."""
+    first = mail_tag(0, forward=True)
+    return {(tag, nbytes): count for part in parts for tag, nbytes, count in part["sent"] if tag >= first}
+
+
+def messages_stated(lengths, case, schedule, processes):
+    """One message for every micro-batch, boundary between processes and direction, of the length the method states."""
+    microbatches = cases.batch_size(len(lengths) + 1)
+    forward_only = 1 + (2 * 2 if case.method == "subspace" else 0)  # validation, and twice at each change of basis
+    home = {
+        segment: rank
+        for rank in range(processes)
+        for segment in place(schedule, processes, len(lengths) + 1).segments_of(rank)
+    }
+    stated = {}
+    for boundary, (forward, backward) in enumerate(lengths):
+        if home[boundary] != home[boundary + 1]:
+            stated[mail_tag(boundary, forward=True), forward] = microbatches * (cases.STEPS + forward_only)
+            stated[mail_tag(boundary, forward=False), backward] = microbatches * cases.STEPS
+    return stated
+
+
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -73,6 +97,7 @@ def test_processes_equal_the_twin_bit_for_bit(schedule, processes, tmp_path):
             for part in parts:
                 together |= part[what]
             assert together == want[what], f"{what} of {case.name}"
+        assert messages_sent(parts) == messages_stated(want["stated"], case, schedule, processes), case.name
     # They are different functions, so equality above is not for want of anything happening.
     assert len({json.dumps(result["seen"]) for result in expected.values()}) == len(CASES)
 

@@ -6,13 +6,13 @@ An audit hook counts unpickled classes: nothing that comes from a neighbour may 
 import json
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from tests.pipeline.cases import CASES, run_case, segments_for
+from tests.pipeline.counting import open_counting_group
 
 
 def main() -> None:
@@ -22,11 +22,13 @@ def main() -> None:
         lambda event, arguments: unpickled.append(str(arguments)) if event == "pickle.find_class" else None
     )
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    group = dist.group.WORLD
-    assert group is not None
+    group = open_counting_group(60)
     segments = segments_for(schedule, group.size())
-    results = {case.name: run_case(case, segments, schedule, group) for case in CASES}
+    results = {}
+    for case in CASES:
+        group.messages.clear()
+        results[case.name] = run_case(case, segments, schedule, group)
+        results[case.name]["sent"] = [[tag, nbytes, count] for (tag, nbytes), count in group.messages.items()]
     output.with_suffix(f".{os.environ['RANK']}").write_text(json.dumps({"results": results, "unpickled": unpickled}))
     dist.destroy_process_group()
 

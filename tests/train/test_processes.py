@@ -94,7 +94,7 @@ def test_a_checkpoint_does_not_know_how_many_processes_wrote_it(eight_segments):
     """Saved from four processes, resumed in two, one and eight: bit for bit the run of one process."""
     alone = placed(eight_segments, 1, "alone")
     Trainer(alone).train()
-    four = placed(eight_segments, 4, "four")
+    four = placed(eight_segments, 4, "four", pipeline_parallel_extra_microbatches=2)
     code, printed = finish(start(four))
     assert code == 0, printed
     steps = (3, 6, 9, 12)
@@ -262,7 +262,7 @@ def test_a_slow_line_changes_the_time_and_nothing_else(run_config):
         assert forward.waited_s >= 0.02
         assert backward.waited_s >= 0.04
         assert event.bubble is not None
-        assert event.bubble > 0.4
+        assert (forward.waited_s + backward.waited_s) / 2 / event.seconds <= event.bubble < 1
         assert forward.nbytes * 8e-6 / event.seconds <= forward.mbps < 2
     assert min(e.seconds for e in steps_of(slow)) > 0.04
 

@@ -1,0 +1,62 @@
+"""Three processes over shaped lines: 1 ends early, 2 is killed, and 0 prints how it learns of both, as JSON.
+
+Works that nobody waits for are left behind everywhere: no interpreter may stay for them. Started by test_shaper.
+"""
+
+import json
+import os
+import signal
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from thinpipe.transport.groups import open_group
+from thinpipe.transport.settings import LinkSection
+
+
+def error_of(work):
+    began = time.monotonic()
+    try:
+        work.wait()
+    except dist.DistNetworkError as error:
+        return {"error": str(error), "seconds": time.monotonic() - began}
+    return {"error": None}
+
+
+def survive(group):
+    last_words, never = torch.empty(1), torch.empty(1000)
+    farewell = group.recv([last_words], 1, 5)
+    missing = [group.recv([never], 2, tag) for tag in (1, 1, 2)]
+    for peer in (1, 2):
+        group.send([torch.ones(1)], peer, 0).wait()
+    receiving = [error_of(work) for work in missing]
+    farewell.wait()
+    time.sleep(0.1)  # for the first send to a dead peer to reach it
+    sending = [error_of(group.send([never], 2, 0)) for _ in range(2)]
+    return {"last_words": float(last_words), "receiving": receiving, "sending": sending}
+
+
+def leave(group):
+    """With a message on its way out, which must still arrive, and a receive that never ends."""
+    group.recv([torch.empty(1)], 0, 9)
+    group.recv([torch.empty(1)], 0, 0).wait()
+    group.send([torch.tensor([7.0])], 0, 5).wait()
+    return {}
+
+
+def die(group):
+    group.recv([torch.empty(1)], 0, 0).wait()
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    link = LinkSection(up="80mbps", down="80mbps", latency="50ms")
+    group = open_group(link, timeout=timedelta(seconds=60))
+    print(json.dumps((survive, leave, die)[dist.get_rank(group)](group)))
+
+
+if __name__ == "__main__":
+    main()
