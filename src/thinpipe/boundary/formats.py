@@ -64,7 +64,7 @@ class IntegerFormat:
 
     def encode(self, values_NW: Tensor, uniform: Uniform | None = None) -> Tensor:
         values_NW = values_NW.float()
-        scale_N1 = _round_up_to_bf16(values_NW.abs().amax(1, keepdim=True) / self.largest)
+        scale_N1 = round_up_to_bf16(values_NW.abs().amax(1, keepdim=True) / self.largest)
         steps_NW = values_NW / torch.where(scale_N1 == 0, 1.0, scale_N1.float())
         whole_NW = steps_NW.round() if uniform is None else (steps_NW + uniform(steps_NW.shape).to(steps_NW)).floor()
         integers_NW = whole_NW.clamp(-self.largest, self.largest).to(torch.int8)
@@ -78,10 +78,11 @@ class IntegerFormat:
         return integers_NW.float() * scale_N1
 
 
-def _round_up_to_bf16(scale: Tensor) -> Tensor:
+def round_up_to_bf16(scale: Tensor) -> Tensor:
     """The smallest bfloat16 that is not below: the largest entry of a row must still fit."""
     nearest = scale.to(torch.bfloat16)
-    next_up = (nearest.view(torch.int16) + 1).view(torch.bfloat16)
+    upwards = torch.where(nearest < 0, -1, 1).to(torch.int16)
+    next_up = (nearest.view(torch.int16) + upwards).view(torch.bfloat16)
     return torch.where(nearest.float() < scale, next_up, nearest)
 
 

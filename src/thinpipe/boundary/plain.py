@@ -6,55 +6,39 @@ is that integers of a dense state are taken after a rotation, while coordinates 
 
 from torch import Tensor
 
-from thinpipe.boundary.contract import BoundaryMethod, Crossing, MessageShape
-from thinpipe.boundary.formats import FORMATS, NumberFormat
+from thinpipe.boundary.contract import Compressor, MessageShape, Passage
+from thinpipe.boundary.formats import FORMATS
 from thinpipe.boundary.rotation import Rotation
-from thinpipe.boundary.settings import BoundarySection
+from thinpipe.boundary.settings import FormatName
 
 
-class PlainMethod(BoundaryMethod):
-    def __init__(self, shape: MessageShape, settings: BoundarySection, *, rotation: Rotation | None) -> None:
-        super().__init__(shape)
-        self.forward_format, self.backward_format = FORMATS[settings.forward], FORMATS[settings.backward]
-        self.rotation = rotation
+class Plain(Compressor):
+    """Every number, token by token."""
 
-    @property
-    def state_nbytes(self) -> int:
-        return self.shape.rows * self.forward_format.row_nbytes(self.shape.width)
+    def __init__(self, shape: MessageShape, name: FormatName, rotation: Rotation | None) -> None:
+        self.shape, self.format = shape, FORMATS[name]
+        self.rotation = rotation if self.format.wants_rotation else None
 
     @property
-    def gradient_nbytes(self) -> int:
-        return self.shape.rows * self.backward_format.row_nbytes(self.shape.width)
+    def nbytes(self) -> int:
+        return self.shape.rows * self.format.row_nbytes(self.shape.width)
 
-    def encode_state(self, state: Tensor, crossing: Crossing) -> Tensor:  # noqa: ARG002  rounded to nearest
-        return self._encode(state, self.forward_format, None)
+    def encode(self, values_BTW: Tensor, passage: Passage) -> Tensor:
+        rows = values_BTW.reshape(self.shape.rows, self.shape.width)
+        if self.rotation is not None:
+            rows = self.rotation.apply(rows)
+        return self.format.encode(rows, passage.uniform).flatten()
 
-    def decode_state(self, data: Tensor, crossing: Crossing) -> Tensor:  # noqa: ARG002
-        return self._decode(data, self.forward_format)
-
-    def encode_gradient(self, gradient: Tensor, crossing: Crossing) -> Tensor:
-        return self._encode(gradient, self.backward_format, crossing)
-
-    def decode_gradient(self, data: Tensor, crossing: Crossing) -> Tensor:  # noqa: ARG002
-        return self._decode(data, self.backward_format)
-
-    def _encode(self, values: Tensor, number_format: NumberFormat, crossing: Crossing | None) -> Tensor:
-        rows = values.reshape(self.shape.rows, self.shape.width)
-        if self.rotation is not None and number_format.wants_rotation:
-            rows = self.rotation.apply(rows.float())
-        uniform = None if crossing is None else lambda shape: crossing.uniform(shape, "backward")
-        return number_format.encode(rows, uniform).flatten()
-
-    def _decode(self, data: Tensor, number_format: NumberFormat) -> Tensor:
-        rows = number_format.decode(data.view(self.shape.rows, -1), self.shape.width)
-        if self.rotation is not None and number_format.wants_rotation:
+    def decode(self, data: Tensor, passage: Passage) -> Tensor:  # noqa: ARG002
+        rows = self.format.decode(data.view(self.shape.rows, -1), self.shape.width)
+        if self.rotation is not None:
             rows = self.rotation.undo(rows)
-        return rows.to(self.shape.dtype).view(self.shape.batch, self.shape.tokens, self.shape.width)
+        return rows.view(self.shape.batch, self.shape.tokens, self.shape.width)
 
 
-def make_none(shape: MessageShape, settings: BoundarySection, seed: int) -> BoundaryMethod:
-    return PlainMethod(shape, settings, rotation=Rotation(shape.width, seed))
+def make_none(shape: MessageShape, name: FormatName, seed: int) -> Compressor:
+    return Plain(shape, name, Rotation(shape.width, seed))
 
 
-def make_subspace(shape: MessageShape, settings: BoundarySection, seed: int) -> BoundaryMethod:  # noqa: ARG001
-    return PlainMethod(shape, settings, rotation=None)
+def make_subspace(shape: MessageShape, name: FormatName, seed: int) -> Compressor:  # noqa: ARG001
+    return Plain(shape, name, None)

@@ -32,19 +32,26 @@ class Chain(nn.Module):
         self.indices, self.methods, self.seed = indices, methods, seed
         self.ids_BW = torch.empty(0, 0, dtype=torch.int64)
         self.step = self.microbatch = 0
+        self.backward_follows = True
 
-    def begin(self, ids_BW: Tensor, *, step: int, microbatch: int) -> None:
+    def begin(self, ids_BW: Tensor, *, step: int, microbatch: int, backward_follows: bool = True) -> None:
         self.ids_BW, self.step, self.microbatch = ids_BW, step, microbatch
+        self.backward_follows = backward_follows
 
-    def crossing(self, boundary: int, *, step: int, microbatch: int) -> Crossing:
-        return Crossing(seed=self.seed, step=step, microbatch=microbatch, boundary=boundary)
+    def method(self, boundary: int, *, training: bool) -> BoundaryMethod:
+        """What carries states across it."""
+        return self.methods[boundary] if training else self.methods[boundary].at_inference
+
+    def crossing(self, boundary: int, *, step: int, microbatch: int, training: bool) -> Crossing:
+        return Crossing(seed=self.seed, step=step, microbatch=microbatch, boundary=boundary, training=training)
 
     def forward(self, state: Tensor | None = None) -> Tensor:
-        step, microbatch = self.step, self.microbatch
+        step, microbatch, training = self.step, self.microbatch, self.backward_follows
         for index, segment in zip(self.indices, self.segments, strict=True):
             if index > self.indices.start:
-                crossing = self.crossing(index - 1, step=step, microbatch=microbatch)
-                state = _Cross.apply(state, self.methods[index - 1], crossing)  # type: ignore[no-untyped-call]
+                method = self.method(index - 1, training=training)
+                crossing = self.crossing(index - 1, step=step, microbatch=microbatch, training=training)
+                state = _Cross.apply(state, self.ids_BW, method, crossing)  # type: ignore[no-untyped-call]
             torch.manual_seed(derive_seed(self.seed, "dropout", step, microbatch, index))
             state = segment(self.ids_BW[:, :-1], state if index else None)
         assert state is not None
@@ -59,14 +66,14 @@ class _Cross(torch.autograd.Function):
     """A boundary inside a process."""
 
     @staticmethod
-    def forward(ctx: Any, state: Tensor, method: BoundaryMethod, crossing: Crossing) -> Tensor:
+    def forward(ctx: Any, state: Tensor, ids_BW: Tensor, method: BoundaryMethod, crossing: Crossing) -> Tensor:
         ctx.method, ctx.crossing = method, crossing
-        return method.decode_state(method.encode_state(state, crossing), crossing)
+        return method.decode_state(method.encode_state(state, ids_BW, crossing), ids_BW, crossing)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         data = ctx.method.encode_gradient(gradient, ctx.crossing)
-        return ctx.method.decode_gradient(data, ctx.crossing), None, None
+        return ctx.method.decode_gradient(data, ctx.crossing), None, None, None
 
 
 def token_losses(logits_BTV: Tensor, ids_BW: Tensor) -> Tensor:

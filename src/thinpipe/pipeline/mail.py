@@ -27,16 +27,17 @@ def mail_tag(boundary: int, *, forward: bool) -> int:
 class Incoming:
     """What one neighbour sends in one direction."""
 
-    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, nbytes: int, *, name: str) -> None:
-        self.group, self.peer, self.tag, self.nbytes, self.name = group, peer, tag, nbytes, name
-        self.ahead = max(2, AHEAD_NBYTES // nbytes)
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, *, name: str) -> None:
+        self.group, self.peer, self.tag, self.name = group, peer, tag, name
+        self.nbytes = self.ahead = 0
         self.received_nbytes, self.waited_seconds = 0, 0.0
         self._posted: deque[tuple[Tensor, dist.Work]] = deque()
         self._unposted = self._taken = 0
 
-    def expect(self, messages: int) -> None:
-        """So many will come in this step."""
+    def expect(self, messages: int, nbytes: int) -> None:
+        """So many of this length will come in this step; validation may have another than training."""
         assert not len(self._posted) + self._unposted, "messages of the last step were left"
+        self.nbytes, self.ahead = nbytes, max(2, AHEAD_NBYTES // nbytes)
         self._unposted, self._taken = messages, 0
         self.received_nbytes, self.waited_seconds = 0, 0.0
         self._post()

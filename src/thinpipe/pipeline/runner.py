@@ -67,7 +67,7 @@ class TwinRunner:
     def _run(self, step: int, microbatches: Sequence[Tensor], *, backward: bool) -> float:
         total = torch.zeros((), dtype=torch.float64, device=microbatches[0].device)
         for index, ids_BW in enumerate(microbatches):
-            self.chain.begin(ids_BW, step=step, microbatch=index)
+            self.chain.begin(ids_BW, step=step, microbatch=index, backward_follows=backward)
             loss = self.chain()
             if backward:
                 loss.backward()

@@ -47,7 +47,7 @@ class MessageStage(PipelineStage):
             output_args=(loss,) if last else (state,),
             group=group,
         )
-        self.chain, self.step = chain, 0
+        self.chain, self.step, self.training = chain, 0, True
         self.before, self.after = chain.indices.start - 1, chain.indices.stop - 1
         """The boundaries at its two ends."""
         self.previous_here: MessageStage | None = None
@@ -65,32 +65,30 @@ class MessageStage(PipelineStage):
         places, here = self.stage_index_to_group_rank, self.stage_index
         if not self.is_first and (peer := places[here - 1]) != self.group_rank:
             names = f"states from stage {here - 1}", f"gradients to stage {here - 1}"
-            tag, nbytes = mail_tag(self.before, forward=True), self._method_before.forward_nbytes
-            self.states_in = Incoming(group, peer, tag, nbytes, name=names[0])
+            self.states_in = Incoming(group, peer, mail_tag(self.before, forward=True), name=names[0])
             self.gradients_out = Outgoing(group, peer, mail_tag(self.before, forward=False), name=names[1])
         if not self.is_last and (peer := places[here + 1]) != self.group_rank:
             names = f"gradients from stage {here + 1}", f"states to stage {here + 1}"
-            tag, nbytes = mail_tag(self.after, forward=False), self._method_after.backward_nbytes
-            self.gradients_in = Incoming(group, peer, tag, nbytes, name=names[0])
+            self.gradients_in = Incoming(group, peer, mail_tag(self.after, forward=False), name=names[0])
             self.states_out = Outgoing(group, peer, mail_tag(self.after, forward=True), name=names[1])
 
     def begin(self, step: int, microbatches: int, *, backward: bool) -> None:
-        self.step = step
+        self.step, self.training = step, backward
         if self.states_in is not None:
-            self.states_in.expect(microbatches)
+            self.states_in.expect(microbatches, self._method_before.forward_nbytes)
         if self.gradients_in is not None:
-            self.gradients_in.expect(microbatches if backward else 0)
+            self.gradients_in.expect(microbatches if backward else 0, self._method_after.backward_nbytes)
 
     @property
     def _method_before(self) -> BoundaryMethod:
-        return self.chain.methods[self.before]
+        return self.chain.method(self.before, training=self.training)
 
     @property
     def _method_after(self) -> BoundaryMethod:
-        return self.chain.methods[self.after]
+        return self.chain.method(self.after, training=self.training)
 
     def _crossing(self, boundary: int, microbatch: int) -> Crossing:
-        return self.chain.crossing(boundary, step=self.step, microbatch=microbatch)
+        return self.chain.crossing(boundary, step=self.step, microbatch=microbatch, training=self.training)
 
     # Forward
 
@@ -102,7 +100,9 @@ class MessageStage(PipelineStage):
             (self.ids[fwd_chunk_id],) = args
         elif self.states_in is not None:
             self._accept(self.states_in.take(fwd_chunk_id).to(self.device), fwd_chunk_id)
-        self.chain.begin(self.ids[fwd_chunk_id], step=self.step, microbatch=fwd_chunk_id)
+        self.chain.begin(
+            self.ids[fwd_chunk_id], step=self.step, microbatch=fwd_chunk_id, backward_follows=self.training
+        )
         return super().forward_one_chunk(fwd_chunk_id, args, *more, **kwargs)
 
     def _accept(self, message: Tensor, chunk: int) -> None:

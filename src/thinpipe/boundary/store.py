@@ -1,0 +1,56 @@
+"""Rows of float32 by key, as many as come: in memory, or in a file without a name that ends with the process."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from weakref import finalize
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_FIRST_ROWS = 16
+
+
+class RowStore:
+    def __init__(self, width: int, folder: Path | None) -> None:
+        self.width, self.file = width, None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file = TemporaryFile(dir=folder)  # noqa: SIM115  open as long as the store is
+            finalize(self, self.file.close)
+        self.places: dict[int, int] = {}
+        self.rows = self._room_for(_FIRST_ROWS)
+
+    def read(self, keys: Sequence[int]) -> Tensor:
+        """[keys, width]; zeros for a key that was never written."""
+        found = torch.zeros(len(keys), self.width)
+        for row, key in zip(found, keys, strict=True):
+            if key in self.places:
+                row.copy_(self.rows[self.places[key]])
+        return found
+
+    def write(self, keys: Sequence[int], rows: Tensor) -> None:
+        for key, row in zip(keys, rows.cpu(), strict=True):
+            place = self.places.setdefault(key, len(self.places))
+            if place == len(self.rows):
+                self._grow()
+            self.rows[place] = row
+
+    def state(self) -> dict[str, Tensor]:
+        return {"keys": torch.tensor(list(self.places), dtype=torch.int64), "rows": self.rows[: len(self.places)]}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.places = {}
+        self.write(state["keys"].tolist(), state["rows"])
+
+    def _grow(self) -> None:
+        old = self.rows
+        self.rows = self._room_for(2 * len(old))
+        if self.file is None:
+            self.rows[: len(old)] = old
+
+    def _room_for(self, rows: int) -> Tensor:
+        if self.file is None:
+            return torch.zeros(rows, self.width)
+        return torch.from_numpy(np.memmap(self.file, dtype=np.float32, mode="r+", shape=(rows, self.width)))

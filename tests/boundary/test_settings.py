@@ -1,0 +1,61 @@
+"""Settings of [boundary] that make no sense are refused with what to write instead; the others survive a file."""
+
+import tomllib
+
+import pytest
+
+from thinpipe.boundary.settings import BoundarySection
+from thinpipe.core.config import dump_toml, from_table
+from thinpipe.core.errors import UserError
+from thinpipe.train.config import RunConfig
+
+TOPK = {"kind": "topk", "keep": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"states": {"kind": "topk"}}, r'boundary.states.kind = "topk" needs boundary.states.keep'),
+        ({"states": {"kind": "quantise"}}, r"needs boundary.states.bits"),
+        ({"gradients": {"kind": "lowrank"}}, r"needs boundary.gradients.rank"),
+        ({"states": {"keep": 0.1}}, r'boundary.states.keep is for kind = "topk", not "none": leave it out'),
+        ({"states": {**TOPK, "bits": 4}}, r'bits is for kind = "quantise", not "topk"'),
+        ({"states": {**TOPK, "per": "token", "rotate": True}}, r'rotate is for kind = "quantise"'),
+        ({"states": {"kind": "lowrank", "rank": 4, "per": "token"}}, r'for kind = "topk" or "quantise"'),
+        ({"states": {"kind": "topk", "keep": 1.5}}, r"between 0 and 1, not 1.5"),
+        ({"states": {"kind": "quantise", "bits": 9}}, r"bits must be 2 to 8, not 9"),
+        ({"states": {"kind": "quantise", "bits": 4, "tile": 1}}, r"tile must be at least 2"),
+        ({"states": {"kind": "quantise", "bits": 4, "tile": 8, "per": "token"}}, r"leave one out"),
+        ({"states": {"kind": "lowrank", "rank": 0}}, r"rank must be at least 1"),
+        ({"states": {"memory": "ef21"}}, r"set boundary.states.kind, or leave it out"),
+        ({"states": {**TOPK, "reuse_mask": True}}, r"set it in boundary.gradients|leave them out"),
+        ({"states": {"kind": "topk", "reuse_mask": True}}, r"set it in boundary.gradients"),
+        ({"gradients": {"kind": "topk", "reuse_mask": True}}, r'set boundary.states.kind = "topk"'),
+        ({"states": TOPK, "gradients": {**TOPK, "reuse_mask": True}}, r"keep and per of the states: leave them out"),
+        ({"gradients": {**TOPK, "memory": "aqsgd"}}, r'for states: write "ef" or "ef21"'),
+        ({"states": TOPK, "forward": "bf16"}, r"boundary.forward is for boundary.states.kind"),
+        ({"gradients": TOPK, "backward": "int8"}, r"boundary.backward is for boundary.gradients.kind"),
+        ({"states": TOPK, "store": "somewhere"}, r"boundary.store is for"),
+        ({"at_inference": False}, r"states cross whole as it is"),
+        ({"gradients": TOPK, "at_inference": False}, r"states cross whole as it is"),
+        ({"states": {"knid": "topk"}}, r"did you mean boundary.states.kind"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_advice(table, message):
+    with pytest.raises(UserError, match=message):
+        from_table({"boundary": table}, RunConfig, where="run.toml")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"states": {**TOPK, "per": "token", "format": "int8"}, "gradients": {"kind": "topk", "reuse_mask": True}},
+        {"states": {"kind": "quantise", "bits": 4, "tile": 64, "rotate": True}, "backward": "bf16"},
+        {"states": {"kind": "quantise", "bits": 2, "memory": "aqsgd"}, "store": "folder"},
+        {"gradients": {"kind": "lowrank", "rank": 8, "memory": "ef"}},
+        {"forward": "int8", "at_inference": False},
+    ],
+)
+def test_what_makes_sense_is_the_same_after_a_file(table):
+    settings = from_table(table, BoundarySection, where="run.toml")
+    assert from_table(tomllib.loads(dump_toml(settings)), BoundarySection, where="again") == settings
