@@ -73,13 +73,21 @@ class Checkpoint:
         tensors: dict[str, Tensor] = load_file(self.path / _file_name(name))
         return tensors
 
+    def has(self, layer: str) -> bool:
+        return _file_name(layer) in self.manifest.files
+
     @classmethod
-    def open(cls, path: Path, layers: Collection[str] | None = None) -> "Checkpoint":
-        """Checks that everything, or these layers, are there bit for bit; raises UserError with the first fault."""
+    def open(cls, path: Path, layers: Collection[str] | None = None, *, if_saved: Collection[str] = ()) -> "Checkpoint":
+        """Checks that everything, or these layers, are there bit for bit; raises UserError with the first fault.
+
+        Layers `if_saved` need not be in the manifest, but must be whole if they are.
+        """
         manifest = _read_manifest(path)
         if manifest != manifest.sealed():
             raise UserError(f"{path / _MANIFEST} has changed since it was written: its own sha256 differs")
-        for name in manifest.files if layers is None else map(_file_name, layers):
+        wanted = list(manifest.files) if layers is None else [_file_name(layer) for layer in layers]
+        wanted += [name for name in map(_file_name, if_saved) if name in manifest.files]
+        for name in dict.fromkeys(wanted):
             file, entry = path / name, manifest.files.get(name)
             if entry is None:
                 raise UserError(f"{path} has no {name}: it was saved from another model")
@@ -145,16 +153,18 @@ class CheckpointFolder:
     def _partial(self, step: int) -> Path:
         return self.folder / f"{_PARTIAL}{self._final(step).name}"
 
-    def open(self, step: int, layers: Collection[str] | None = None) -> Checkpoint:
-        return Checkpoint.open(self._final(step), layers)
+    def open(self, step: int, layers: Collection[str] | None = None, *, if_saved: Collection[str] = ()) -> Checkpoint:
+        return Checkpoint.open(self._final(step), layers, if_saved=if_saved)
 
-    def newest_whole(self, layers: Collection[str] | None = None) -> tuple[Checkpoint | None, list[str]]:
+    def newest_whole(
+        self, layers: Collection[str] | None = None, *, if_saved: Collection[str] = ()
+    ) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is whole, or has these layers whole, and what is wrong with newer ones."""
         self.recover()
         problems: list[str] = []
         for path in self._paths():
             try:
-                return Checkpoint.open(path, layers), problems
+                return Checkpoint.open(path, layers, if_saved=if_saved), problems
             except UserError as error:
                 problems.append(str(error))
         return None, problems

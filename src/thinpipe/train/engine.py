@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from thinpipe.boundary.contract import BoundaryMethod, MessageShape
 from thinpipe.boundary.registry import make_method
-from thinpipe.checkpoint import Checkpoint, layers_of, restore, state_by_layer
+from thinpipe.checkpoint import Checkpoint, layers_of, memories, restore, restore_memories, state_by_layer
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import LinkUse
 from thinpipe.models import Model, ModelConfig, build, materialise
@@ -268,16 +268,24 @@ class Engine:
 
     @property
     def layers(self) -> list[str]:
-        """The files of a checkpoint that this process needs."""
+        """The files of a checkpoint that hold this process's part of the model."""
         return layers_of(self.parameters)
+
+    @property
+    def memory_layers(self) -> list[str]:
+        """The files that hold what its boundaries remember."""
+        return list(memories(self.methods, self.mine))
 
     def state(self, *, with_space: bool) -> dict[str, dict[str, Tensor]]:
         """What this process has to save; the space is the same everywhere, and one process for each folder saves it."""
-        return state_by_layer(self.parameters, self.model.space if with_space else None, self.optimizer, self.tracker)
+        space = self.model.space if with_space else None
+        model = state_by_layer(self.parameters, space, self.optimizer, self.tracker)
+        return model | memories(self.methods, self.mine)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on exactly where the checkpoint was saved."""
         restore(checkpoint, self.parameters, self.model.space, self.optimizer, self.tracker)
+        restore_memories(checkpoint, self.methods, self.mine)
 
     def start_from(self, checkpoint: Checkpoint) -> None:
         """Takes weights and basis; everything else begins anew."""

@@ -178,7 +178,8 @@ class Trainer:
         )
 
     def _resume_or_start(self, log: EventLog | None, display: Display) -> None:
-        checkpoint, problems = agree(self.checkpoints, self.engine.layers, self.exchange)
+        memories = self.engine.memory_layers
+        checkpoint, problems = agree(self.checkpoints, self.engine.layers, self.exchange, if_saved=memories)
         changed = list[str]()
         for problem in problems:
             _tell(SaveFailed(step=0, reason=f"passed over on loading: {problem}"), log, display)
@@ -273,6 +274,7 @@ def _without_local(config: RunConfig) -> RunConfig:
         config,
         job=JobSection(),
         data=DataSection(),
+        boundary=dataclasses.replace(config.boundary, store=None),
         training=dataclasses.replace(config.training, device="auto"),
         metrics=MetricsSection(),
     )

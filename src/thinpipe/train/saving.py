@@ -6,7 +6,7 @@ the files is a whole checkpoint, whoever wrote them.
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -74,9 +74,11 @@ def leads(folder: Path, exchange: Exchange) -> bool:
     return first
 
 
-def agree(folder: CheckpointFolder, layers: list[str], exchange: Exchange) -> tuple[Checkpoint | None, list[str]]:
+def agree(
+    folder: CheckpointFolder, layers: list[str], exchange: Exchange, *, if_saved: Collection[str] = ()
+) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint of which every process has its layers whole, and what is wrong with newer ones."""
-    newest, problems = folder.newest_whole(layers)
+    newest, problems = folder.newest_whole(layers, if_saved=if_saved)
     step = -1 if newest is None else newest.manifest.step
     steps = [int(n) for n in exchange.sum([step if r == exchange.rank else 0 for r in range(exchange.size)])]
     if max(steps) < 0:
@@ -90,4 +92,4 @@ def agree(folder: CheckpointFolder, layers: list[str], exchange: Exchange) -> tu
         )
     if newest is not None and step == min(steps):
         return newest, problems
-    return folder.open(min(steps), layers), [*problems, f"not every process has step {step}"]
+    return folder.open(min(steps), layers, if_saved=if_saved), [*problems, f"not every process has step {step}"]
