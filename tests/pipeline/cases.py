@@ -1,7 +1,7 @@
 """The cases of the contract test, and what a case comes to: shared by the twin in the test and the worker processes."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,8 @@ import torch.distributed as dist
 from tests.reference.language import SyntheticLanguage
 from thinpipe.boundary.formats import FORMATS
 from thinpipe.boundary.registry import METHODS
-from thinpipe.boundary.settings import BoundarySection
+from thinpipe.boundary.settings import BoundarySection, Compression
+from thinpipe.checkpoint import memories
 from thinpipe.models.config import SubspaceConfig
 from thinpipe.pipeline.schedules import SCHEDULES
 from thinpipe.train.config import (
@@ -22,27 +23,58 @@ from thinpipe.train.config import (
 )
 from thinpipe.train.engine import Engine
 
-STEPS, TOKENS, VOCABULARY = 20, 12, 64
+TOKENS, VOCABULARY = 12, 64
 
 
 @dataclass(frozen=True)
 class Case:
-    """One boundary method in one pair of number formats; GPT-2 has dropout, which must not differ either."""
+    """Settings of the boundaries of one model; GPT-2 has dropout, which must not differ either."""
 
-    method: str
-    forward: str
-    backward: str
+    name: str
+    boundary: BoundarySection
     family: str = "llama"
 
     @property
-    def name(self) -> str:
-        return f"{self.family}-{self.method}-{self.forward}-{self.backward}"
+    def confined(self) -> bool:
+        return self.boundary.method == "subspace"
+
+    @property
+    def steps(self) -> int:
+        """Exact methods are followed for longer: they alone can be wrong in the last bit only."""
+        return 20 if self.boundary == BoundarySection(method=self.boundary.method) else 6
+
+    @property
+    def basis_interval(self) -> int:
+        """Two changes of basis."""
+        return 8 if self.steps == 20 else 3
 
 
+def formatted(method: str, forward: str, backward: str, family: str = "llama") -> Case:
+    boundary = BoundarySection(method=method, forward=forward, backward=backward)
+    return Case(f"{family}-{method}-{forward}-{backward}", boundary, family)
+
+
+def compressed(name: str, method: str, states: Compression, gradients: Compression, **settings: bool) -> Case:
+    return Case(name, BoundarySection(method=method, states=states, gradients=gradients, **settings))
+
+
+TOPK = Compression(kind="topk", keep=0.3)
+QUANTISE = Compression(kind="quantise", bits=4, tile=16)
 CASES = [
-    *(Case(method, number_format, number_format) for method in METHODS for number_format in FORMATS),
-    Case("subspace", "int8", "int4"),
-    Case("subspace", "fp32", "int8", family="gpt2"),
+    *(formatted(method, number_format, number_format) for method in METHODS for number_format in FORMATS),
+    formatted("subspace", "int8", "int4"),
+    formatted("subspace", "fp32", "int8", family="gpt2"),
+    compressed("topk", "none", replace(TOPK, keep=0.1), replace(TOPK, per="token", format="int8")),
+    compressed("topk-mask", "none", TOPK, Compression(kind="topk", reuse_mask=True)),
+    compressed("topk-whole-inference", "subspace", TOPK, Compression(), at_inference=False),
+    compressed("quantise", "none", Compression(kind="quantise", bits=3), replace(QUANTISE, rotate=True)),
+    compressed("lowrank", "none", Compression(kind="lowrank", rank=4), Compression(kind="lowrank", rank=4)),
+    compressed("ef", "subspace", replace(TOPK, memory="ef"), replace(QUANTISE, memory="ef")),
+    compressed("ef21", "none", replace(QUANTISE, memory="ef21"), replace(TOPK, memory="ef21")),
+    compressed(
+        "ef21-mask", "none", replace(TOPK, memory="ef21"), Compression(kind="topk", reuse_mask=True, memory="ef")
+    ),
+    compressed("aqsgd", "none", replace(QUANTISE, bits=2, memory="aqsgd"), QUANTISE),
 ]
 
 
@@ -52,7 +84,6 @@ def batch_size(segments: int) -> int:
 
 
 def config_of(case: Case, segments: int, schedule: str) -> RunConfig:
-    confined = case.method == "subspace"
     sizes = {"n_kv_heads": 1, "hidden_dim": 48} if case.family == "llama" else {"dropout": 0.1}
     return RunConfig(
         model=ModelSection(
@@ -62,14 +93,14 @@ def config_of(case: Case, segments: int, schedule: str) -> RunConfig:
             n_heads=2,
             max_seq_len=TOKENS,
             boundaries=tuple(range(1, segments)),
-            subspace=SubspaceConfig(width=6) if confined else SubspaceConfig(),
+            subspace=SubspaceConfig(width=6) if case.confined else SubspaceConfig(),
             **sizes,
         ),
-        training=TrainingSection(steps=STEPS, global_batch_size=batch_size(segments), seq_len=TOKENS),
+        training=TrainingSection(steps=case.steps, global_batch_size=batch_size(segments), seq_len=TOKENS),
         parallelism=ParallelismSection(pipeline_parallel_microbatch_size=1, pipeline_parallel_schedule=schedule),
-        boundary=BoundarySection(method=case.method, forward=case.forward, backward=case.backward),
+        boundary=case.boundary,
         lr_scheduler=SchedulerSection(warmup_steps=1),
-        basis=BasisSection(interval=8),
+        basis=BasisSection(interval=case.basis_interval),
     )
 
 
@@ -78,13 +109,16 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def run_case(case: Case, segments: int, schedule: str, group: dist.ProcessGroup | None = None) -> dict:
-    """20 steps with two changes of basis: losses and norms, then hashes of gradients, weights, moments, basis."""
+    """Steps and changes of basis: losses and norms, then hashes of gradients, weights, moments, basis, memories.
+
+    Every third batch comes again, so that a method that remembers samples meets them twice.
+    """
     config = config_of(case, segments, schedule)
     engine = Engine(config, config.model.resolve(VOCABULARY), group)
     language, batch = SyntheticLanguage(VOCABULARY, seed=1), batch_size(segments)
     seen, gradients = [], {}
-    for step in range(STEPS):
-        outcome = engine.step(step, language.batch(step, batch, TOKENS).numpy(), lr=3e-3)
+    for step in range(case.steps):
+        outcome = engine.step(step, language.batch(step % 3, batch, TOKENS).numpy(), lr=3e-3)
         assert outcome.culprit is None
         seen.append([outcome.loss, outcome.grad_norm])
         gradients = {name: digest(p.grad) for name, p in engine.parameters.items()}
@@ -102,7 +136,15 @@ def run_case(case: Case, segments: int, schedule: str, group: dist.ProcessGroup 
         "weights": {name: digest(p) for name, p in engine.parameters.items()},
         "moments": moments,
         "basis": getattr(engine.model.space, "version", None),
-        "stated": [[method.forward_nbytes, method.backward_nbytes] for method in engine.methods],
+        "memories": {
+            f"{layer}/{name}": digest(tensor)
+            for layer, state in memories(engine.methods, engine.mine).items()
+            for name, tensor in state.items()
+        },
+        "stated": [
+            [method.forward_nbytes, method.backward_nbytes, method.at_inference.forward_nbytes]
+            for method in engine.methods
+        ],
     }
 
 

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -14,6 +15,7 @@ import torch
 from tests.pipeline import cases
 from tests.pipeline.cases import CASES, run_case, segments_for
 from tests.reference.language import SyntheticLanguage
+from thinpipe.boundary.registry import COMPRESSORS, MEMORIES
 from thinpipe.core.errors import UserError
 from thinpipe.models.config import SubspaceConfig
 from thinpipe.pipeline.mail import mail_tag
@@ -65,17 +67,18 @@ def messages_sent(parts):
 def messages_stated(lengths, case, schedule, processes):
     """One message for every micro-batch, boundary between processes and direction, of the length the method states."""
     microbatches = cases.batch_size(len(lengths) + 1)
-    forward_only = 1 + (2 * 2 if case.method == "subspace" else 0)  # validation, and twice at each change of basis
+    forward_only = 1 + (2 * 2 if case.confined else 0)  # validation, and twice at each change of basis
     home = {
         segment: rank
         for rank in range(processes)
         for segment in place(schedule, processes, len(lengths) + 1).segments_of(rank)
     }
-    stated = {}
-    for boundary, (forward, backward) in enumerate(lengths):
+    stated = Counter()
+    for boundary, (forward, backward, at_inference) in enumerate(lengths):
         if home[boundary] != home[boundary + 1]:
-            stated[mail_tag(boundary, forward=True), forward] = microbatches * (cases.STEPS + forward_only)
-            stated[mail_tag(boundary, forward=False), backward] = microbatches * cases.STEPS
+            stated[mail_tag(boundary, forward=True), forward] += microbatches * case.steps
+            stated[mail_tag(boundary, forward=True), at_inference] += microbatches * forward_only
+            stated[mail_tag(boundary, forward=False), backward] += microbatches * case.steps
     return stated
 
 
@@ -91,8 +94,8 @@ def test_processes_equal_the_twin_bit_for_bit(schedule, processes, tmp_path):
         parts = [report["results"][case.name] for report in reports]
         for part in parts:  # every process knows the loss and the norm
             assert (part["seen"], part["validation"]) == (want["seen"], want["validation"]), case.name
-            assert part["basis"] == want["basis"] == (2 if case.method == "subspace" else None)
-        for what in ("gradients", "weights", "moments"):
+            assert part["basis"] == want["basis"] == (2 if case.confined else None)
+        for what in ("gradients", "weights", "moments", "memories"):
             together = {}
             for part in parts:
                 together |= part[what]
@@ -102,11 +105,19 @@ def test_processes_equal_the_twin_bit_for_bit(schedule, processes, tmp_path):
     assert len({json.dumps(result["seen"]) for result in expected.values()}) == len(CASES)
 
 
+def test_every_compressor_and_memory_has_a_case():
+    boundaries = [case.boundary for case in CASES]
+    for leg in ("states", "gradients"):
+        used = [getattr(boundary, leg) for boundary in boundaries]
+        assert {compression.kind for compression in used} == {"none", *COMPRESSORS}
+        assert {compression.memory for compression in used} >= {*MEMORIES} - {"aqsgd" if leg == "gradients" else ""}
+
+
 def test_exact_methods_do_not_care_where_the_boundaries_are():
     """fp32 states cross bit for bit, so moving, adding or removing cuts changes nothing but names of segments."""
     language = SyntheticLanguage(cases.VOCABULARY, seed=1)
     for method in ("none", "subspace"):
-        base = cases.config_of(cases.Case(method, "fp32", "fp32"), 4, "GPipe")
+        base = cases.config_of(cases.formatted(method, "fp32", "fp32"), 4, "GPipe")
         weights = []
         for boundaries in ((1, 2, 3), (2,), (1, 3)):
             subspace = replace(base.model.subspace, free_last=False) if method == "subspace" else SubspaceConfig()
