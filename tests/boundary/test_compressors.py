@@ -157,6 +157,17 @@ def test_quantised_numbers_come_back_within_half_a_step(bits, where):
         assert ((now - was).abs().amax(1) <= (step + slack / (2**bits - 1) + step * 2**-7) / 2 + 1e-5).all()
 
 
+@pytest.mark.parametrize("middle", [0.0, 5.0, -5.0])
+def test_every_number_lies_in_the_range_that_is_sent(middle):
+    """Or rounding at random would have the wrong mean at its ends."""
+    sent = values() + middle
+    data = Quantise(SHAPE, Compression(kind="quantise", bits=4, tile=14), 0).encode(sent, NEAREST)
+    least, step = data[: 15 * 2 * 2].view(torch.bfloat16).double().view(15, 2).unbind(1)
+    tiles = sent.double().view(15, 14)
+    assert (least <= tiles.amin(1)).all()
+    assert (least + 15 * step >= tiles.amax(1) - 1e-6).all()
+
+
 def test_quantisation_by_hand_in_float64():
     """2 bits: the three steps of the paper's uniform quantiser between min and max."""
     shape = replace(SHAPE, batch=1, tokens=1, width=7)

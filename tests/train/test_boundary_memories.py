@@ -67,7 +67,12 @@ def test_resume_is_bit_for_bit_the_uninterrupted_run(few_samples, boundary, tmp_
 def test_a_memory_does_not_know_how_many_processes_keep_it(few_samples):
     """Saved from three processes, resumed in one and in two: bit for bit the run of one process."""
     both = replace(AQSGD, gradients=EF21.gradients)
-    config = replace(few_samples, boundary=both, parallelism=ParallelismSection(pipeline_parallel_microbatch_size=2))
+    config = replace(
+        few_samples,
+        boundary=both,
+        parallelism=ParallelismSection(pipeline_parallel_microbatch_size=2),
+        checkpoint=CheckpointSection(interval=4, keep_latest_k=0),
+    )
     alone = placed(config, 1, "alone")
     Trainer(alone).train()
     three = placed(config, 3, "three")
