@@ -14,6 +14,7 @@ import tyro
 from thinpipe import __version__, cli
 from thinpipe.cli.verbs import GROUPS, VERBS, Verb
 from thinpipe.core.errors import UserError
+from thinpipe.core.events import EventLog, Step
 
 
 def thinpipe(*arguments):
