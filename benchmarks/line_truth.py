@@ -48,6 +48,10 @@ def config(data: Path, folder: Path, width: int | None, link: LinkSection) -> Ru
         data=DataSection(path=data),
         model=ModelSection(
             preset="llama-tiny",
+            dim=256,
+            n_heads=2,
+            n_kv_heads=1,
+            hidden_dim=64,
             n_layers=STAGES,
             boundaries=tuple(range(1, STAGES)),
             subspace=SubspaceConfig(width=width) if width else SubspaceConfig(),

@@ -14,6 +14,7 @@ import tyro
 from thinpipe import __version__, cli
 from thinpipe.cli.verbs import GROUPS, VERBS, Verb
 from thinpipe.core.errors import UserError
+from thinpipe.core.events import EventLog, Step
 
 
 def thinpipe(*arguments):
@@ -42,7 +43,8 @@ def test_building_the_parser_imports_no_torch():
 
 
 def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path):
-    (tmp_path / "events.jsonl").write_bytes(b"")
+    with EventLog(tmp_path / "events.jsonl") as log:
+        log.write(Step(step=1, loss=1.0, grad_norm=1.0, lr=1.0, tokens=1, seconds=1.0, tokens_per_second=1.0))
     command = [sys.executable, "-u", "-m", "thinpipe", "report", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from thinpipe.core.events import EventLog, Saved, Skipped, Step, Stopped, read_events
+from thinpipe.core.events import EventLog, LinkUse, Saved, Skipped, Step, Stopped, read_events
 
 STEP = Step(step=1, loss=2.0, grad_norm=0.5, lr=1e-3, tokens=10, seconds=0.1, tokens_per_second=100.0)
 
@@ -39,8 +39,10 @@ def test_another_schema_is_an_error(tmp_path):
 
 def test_the_names_of_fields_are_fixed():
     """Changing one breaks everybody's plots: do it on purpose."""
-    names = {kind.__name__: kind.__struct_fields__ for kind in (Step, Saved)}
+    names = {kind.__name__: kind.__struct_fields__ for kind in (Step, LinkUse, Saved)}
+    numbers = ("time_s", "step", "loss", "grad_norm", "lr", "tokens", "seconds", "tokens_per_second")
     assert names == {
-        "Step": ("time_s", "step", "loss", "grad_norm", "lr", "tokens", "seconds", "tokens_per_second"),
+        "Step": (*numbers, "links", "busy"),
+        "LinkUse": ("boundary", "forward", "nbytes", "waited_s", "mbps"),
         "Saved": ("time_s", "step", "path", "nbytes", "seconds"),
     }

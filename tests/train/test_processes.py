@@ -1,5 +1,6 @@
 """`thinpipe train` in several processes: the same run as in one, however it is placed, stopped or broken."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -7,11 +8,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.pipeline.test_contract import free_port
 from thinpipe.checkpoint import CheckpointFolder, find_checkpoint
+from thinpipe.cli import main
 from thinpipe.core.config import dump_toml
 from thinpipe.core.events import Step, Stopped, read_events
 from thinpipe.train.config import CheckpointSection, ParallelismSection
@@ -58,8 +61,9 @@ def steps_of(config):
 
 def children(process):
     """Of a launcher, in the order in which it started them."""
-    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False).stdout
-    return sorted(int(line) for line in listed.split())
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    return []
 
 
 def wait_for_step(config, step, process, seconds=90):
@@ -246,8 +250,8 @@ def test_torchrun_starts_the_same_module(run_config):
     assert files_of(config, 12) == files_of(alone, 12)
 
 
-def test_a_slow_line_changes_the_time_and_nothing_else(run_config):
-    """And the log says what the links did."""
+def test_a_slow_line_changes_the_time_and_nothing_else(run_config, capsys):
+    """And log and report say what the links did."""
     fast, slow = (placed(run_config, 2, name) for name in ("fast", "slow"))
     slow = replace(slow, link=LinkSection(up="2mbps", down="2mbps", latency="20ms"))
     for config in (fast, slow):
@@ -265,6 +269,12 @@ def test_a_slow_line_changes_the_time_and_nothing_else(run_config):
         assert (forward.waited_s + backward.waited_s) / 2 / event.seconds <= event.bubble < 1
         assert forward.nbytes * 8e-6 / event.seconds <= forward.mbps < 2
     assert min(e.seconds for e in steps_of(slow)) > 0.04
+    assert main(["report", str(slow.job.dump_folder), "--against", str(fast.job.dump_folder)]) == 0
+    first, second, figure = capsys.readouterr().out.strip().splitlines()[-3:]
+    assert first.startswith("fast")
+    assert second.startswith("slow")
+    assert "34 bytes/token" in second  # 32 for states and gradients, 2 and a little for ids
+    assert Path(figure).stat().st_size > 10_000
 
 
 def test_too_few_segments_or_processes_are_refused_with_advice(run_config):

@@ -97,5 +97,7 @@ class ReportConfig:
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The folder of a run."""
+    against: tuple[Path, ...] = ()
+    """Other runs to compare it with: loss over time and tokens per second in one picture."""
     output: Path | None = None
-    """The figure. Default: loss.png in the run's folder."""
+    """The figure. Default: loss.png in the run's folder, or comparison.png."""

@@ -1,12 +1,14 @@
 """The loss over tokens as a picture (needs the extra `report`)."""
 
 from pathlib import Path
+from typing import Any
 
 from thinpipe.core.errors import UserError
 from thinpipe.report.summary import Summary
 
 
-def draw_loss(summary: Summary, path: Path, title: str) -> None:
+def pyplot() -> Any:
+    """matplotlib's, for files."""
     try:
         import matplotlib
     except ModuleNotFoundError:
@@ -14,12 +16,15 @@ def draw_loss(summary: Summary, path: Path, title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    if not summary.steps:
-        raise UserError("there is nothing to draw yet: no step has been finished")
+    return plt
+
+
+def draw_loss(summary: Summary, path: Path, title: str) -> None:
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     tokens = [step.tokens / 1e6 for step in summary.steps]
     axes.plot(tokens, [step.loss for step in summary.steps], color="#9ecae1", linewidth=1, label="training, each step")
-    smooth = _smoothed([step.loss for step in summary.steps])
+    smooth = smoothed([step.loss for step in summary.steps])
     axes.plot(tokens, smooth, color="#08519c", label="training, smoothed")
     if summary.validations:
         per_step = summary.steps[-1].tokens / summary.steps[-1].step / 1e6
@@ -35,7 +40,7 @@ def draw_loss(summary: Summary, path: Path, title: str) -> None:
     plt.close(figure)
 
 
-def _smoothed(values: list[float], weight: float = 0.9) -> list[float]:
+def smoothed(values: list[float], weight: float = 0.9) -> list[float]:
     """An exponential mean that does not start from zero."""
     smooth, total, norm = [], 0.0, 0.0
     for value in values:
