@@ -16,9 +16,24 @@ ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 300
 
 
-def quick_start_commands():
-    block = re.search(r"<!-- quick start.*?-->\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    return [shlex.split(line) for line in block[1].strip().splitlines()]
+def commands(block):
+    """Those under a mark in the README."""
+    found = re.search(rf"<!-- {block}.*?-->\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return [shlex.split(line) for line in found[1].strip().splitlines()]
+
+
+def run(command, folder):
+    assert command[0] == "thinpipe"
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -26,18 +41,8 @@ def quick_start(tmp_path_factory):
     folder = tmp_path_factory.mktemp("quick-start")
     (folder / "examples").symlink_to(ROOT / "examples")
     printed, started = {}, time.monotonic()
-    for command in quick_start_commands():
-        assert command[0] == "thinpipe"
-        done = subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        printed[command[1]] = done.stdout
+    for command in commands("quick start"):
+        printed[command[1]] = run(command, folder)
     seconds = time.monotonic() - started
     print(f"the quick start took {seconds:.0f} s")
     return folder, printed, seconds
@@ -62,3 +67,18 @@ def test_the_export_opens_in_transformers_with_the_same_logits_and_text(quick_st
     folder, _, _ = quick_start
     assert_same_in_transformers(folder / "exported", folder / "runs/quickstart", "Alice looked at the Queen and")
     assert "thinpipe" in (folder / "exported/README.md").read_text()
+
+
+@pytest.mark.timeout(LIMIT_SECONDS)
+def test_the_slow_line_shows_what_the_readme_says(quick_start):
+    """A few steps of each run are enough to see it."""
+    folder, _, _ = quick_start
+    thin, thick, report = commands("links")
+    for command in (thin, thick):
+        printed = run([*command, "--training.steps", "6"], folder)
+        assert re.search(r"bubble: \d+% \(slowest: process \d\)  sent: [\d.]+ MB  busiest link: [\d.]+ Mbps", printed)
+    *lines, figure = run(report, folder).strip().splitlines()
+    sizes = {line.split()[0]: float(re.search(r"([\d,]+) bytes/token", line)[1].replace(",", "")) for line in lines}
+    # 16 numbers in 2 bytes forward, in one and a scale of 2 back, and the id, against 256 numbers in 2 bytes each way.
+    assert sizes == {"thin": pytest.approx(16 * 2 + 16 + 2 + 2, abs=1), "thick": pytest.approx(256 * 4 + 2, abs=1)}
+    assert (folder / figure).stat().st_size > 10_000

@@ -52,7 +52,7 @@ class Chain(nn.Module):
                 method = self.method(index - 1, training=training)
                 crossing = self.crossing(index - 1, step=step, microbatch=microbatch, training=training)
                 state = _Cross.apply(state, self.ids_BW, method, crossing)  # type: ignore[no-untyped-call]
-            torch.manual_seed(derive_seed(self.seed, "dropout", step, microbatch, index))
+            _seed(derive_seed(self.seed, "dropout", step, microbatch, index), self.ids_BW.device)
             state = segment(self.ids_BW[:, :-1], state if index else None)
         assert state is not None
         return token_losses(state, self.ids_BW).mean() if self.is_last else state
@@ -60,6 +60,13 @@ class Chain(nn.Module):
     @property
     def is_last(self) -> bool:
         return self.segments[-1].last is not None
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """What torch.manual_seed does, without its search for devices that are not there: 370 microseconds a call."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
 
 
 class _Cross(torch.autograd.Function):

@@ -169,12 +169,13 @@ class MessageStage(PipelineStage):
 
 
 class EarlyForwards1F1B(Schedule1F1B):
-    """1F1B that runs `extra` more forward passes before its first backward one.
+    """1F1B that runs more forward passes before its first backward one: `extra` for each stage that comes after.
 
-    Over a link with latency, plain 1F1B waits for a round trip before it may go on; what is under way meanwhile costs
-    the memory of `extra` more micro-batches.
+    Over a link with latency, plain 1F1B has too little under way to fill a round trip. The last stage must not wait for
+    more, or its first gradient would come later by as much. What is under way costs memory, most in the first stage.
     """
 
     def __init__(self, stage: PipelineStage, n_microbatches: int, *, extra: int = 0, **kwargs: Any) -> None:
         super().__init__(stage, n_microbatches, **kwargs)
-        self._num_stages += extra  # counts only the forward passes before the first backward one
+        # Decides nothing but the number of forward passes before the first backward one.
+        self._num_stages += extra * (stage.num_stages - 1 - stage.stage_index)

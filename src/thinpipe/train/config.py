@@ -116,8 +116,8 @@ class ParallelismSection:
     pipeline_parallel_microbatch_size: int | None = None
     """Sequences per micro-batch. None: the whole batch at once. Must divide training.global_batch_size."""
     pipeline_parallel_extra_microbatches: int = 0
-    """1F1B only: micro-batches under way beside those it has by itself. A link with latency needs some; each costs the
-    memory of its activations."""
+    """1F1B only: micro-batches under way on every link beside those it has by itself. A link with latency needs some;
+    each costs the memory of its activations in every stage before that link."""
     timeout_seconds: float = 300.0
     """A process that says nothing for so long is taken for lost, and the run ends. Must exceed the longest step."""
 

@@ -19,8 +19,8 @@ class _Options(NamedTuple):
 def open_group(link: LinkSection, *, timeout: timedelta, seed: int = 0) -> dist.ProcessGroup:
     """All processes, in the order of their ranks; they must give the same `link`, and all call this.
 
-    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT unless torch.distributed is initialised already. Closed by
-    `dist.destroy_process_group`.
+    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT unless torch.distributed is initialised already. Closed with all
+    others by `dist.destroy_process_group()`; a shaped one alone by its `close`.
     """
     if not dist.is_initialized():
         dist.init_process_group("gloo", timeout=timeout)
