@@ -76,7 +76,9 @@ def test_the_slow_line_shows_what_the_readme_says(quick_start):
     thin, thick, report = commands("links")
     for command in (thin, thick):
         printed = run([*command, "--training.steps", "6"], folder)
-        assert re.search(r"bubble: \d+% \(slowest: process \d\)  sent: [\d.]+ MB  busiest link: [\d.]+ Mbps", printed)
+        assert re.search(
+            r"bubble: \d+% \(slowest: process \d\)  sent: [\d.]+ MB  busiest link: [\d.]+ Mbps over", printed
+        )
     *lines, figure = run(report, folder).strip().splitlines()
     sizes = {line.split()[0]: float(re.search(r"([\d,]+) bytes/token", line)[1].replace(",", "")) for line in lines}
     # 16 numbers in 2 bytes forward, in one and a scale of 2 back, and the id, against 256 numbers in 2 bytes each way.

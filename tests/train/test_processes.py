@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from tests.pipeline.test_contract import free_port
 from thinpipe.checkpoint import CheckpointFolder, find_checkpoint
 from thinpipe.cli import main
 from thinpipe.core.config import dump_toml
+from thinpipe.core.errors import UserError
 from thinpipe.core.events import Step, Stopped, read_events
 from thinpipe.train.config import CheckpointSection, ParallelismSection
 from thinpipe.train.loop import Trainer
@@ -106,6 +108,7 @@ def test_a_checkpoint_does_not_know_how_many_processes_wrote_it(eight_segments):
     assert [event.loss for event in steps_of(four)] == [event.loss for event in steps_of(alone)]
     assert "loss" in printed
     assert "loss" in (four.job.dump_folder / "processes" / "process-3.log").read_text()  # every console shows it
+    assert main(["export", str(four.job.dump_folder), str(four.job.dump_folder / "exported")]) == 0
     for degree, first, changes in (
         (2, 3, {"pipeline_parallel_schedule": "ZBVZeroBubble"}),
         (8, 9, {"pipeline_parallel_schedule": "GPipe"}),
@@ -135,6 +138,8 @@ def test_a_signal_to_any_one_process_saves_on_all(endless):
 
 
 def test_a_killed_process_ends_the_run_and_is_named(endless):
+    """It saves after every step, so that the kill may come in the middle of one: what was finished stays."""
+    endless = replace(endless, checkpoint=CheckpointSection(interval=1, keep_latest_k=2))
     launcher = start(endless)
     wait_for_step(endless, 2, launcher)
     os.kill(children(launcher)[1], signal.SIGKILL)
@@ -144,10 +149,14 @@ def test_a_killed_process_ends_the_run_and_is_named(endless):
     assert code == 1
     last = printed.strip().splitlines()[-1]
     assert last.startswith("thinpipe: process 1 was ended by SIGKILL"), printed
+    assert "make room" not in printed
+    checkpoint = find_checkpoint(endless.job.dump_folder)
+    assert steps_of(endless)[-1].step - checkpoint.manifest.step <= 1
+    Trainer(placed(endless, 1, "endless")).engine.restore(checkpoint)
 
 
 def test_a_process_that_hangs_ends_the_run_with_stage_and_step(endless):
-    impatient = replace(endless, parallelism=replace(endless.parallelism, timeout_seconds=4))
+    impatient = replace(endless, parallelism=replace(endless.parallelism, timeout_seconds=8))
     launcher = start(impatient)
     wait_for_step(impatient, 2, launcher)
     stopped = children(launcher)[1]
@@ -263,12 +272,12 @@ def test_a_slow_line_changes_the_time_and_nothing_else(run_config, capsys):
         # 8 samples of 16 tokens, 4 numbers of 4 bytes each, and 17 ids of 2 bytes a sample.
         assert (forward.boundary, forward.forward, forward.nbytes) == (1, True, 8 * 16 * 16 + 8 * 17 * 2)
         assert (backward.boundary, backward.forward, backward.nbytes) == (1, False, 8 * 16 * 16)
-        assert forward.waited_s >= 0.02
-        assert backward.waited_s >= 0.04
         assert event.bubble is not None
         assert (forward.waited_s + backward.waited_s) / 2 / event.seconds <= event.bubble < 1
         assert forward.nbytes * 8e-6 / event.seconds <= forward.mbps < 2
     assert min(e.seconds for e in steps_of(slow)) > 0.04
+    assert statistics.median(e.links[0].waited_s for e in steps_of(slow)) >= 0.015
+    assert statistics.median(e.links[1].waited_s for e in steps_of(slow)) >= 0.03
     assert main(["report", str(slow.job.dump_folder), "--against", str(fast.job.dump_folder)]) == 0
     first, second, figure = capsys.readouterr().out.strip().splitlines()[-3:]
     assert first.startswith("fast")
@@ -278,9 +287,12 @@ def test_a_slow_line_changes_the_time_and_nothing_else(run_config, capsys):
 
 
 def test_too_few_segments_or_processes_are_refused_with_advice(run_config):
-    code, printed = finish(start(placed(run_config, 4, "many")))
+    small = replace(run_config, parallelism=ParallelismSection(pipeline_parallel_microbatch_size=1))
+    code, printed = finish(start(placed(small, 4, "many")))
     assert code == 2
     assert "needs a model of 4 segments or more, and this one has 3" in printed.splitlines()[-1]
+    with pytest.raises(UserError, match=r"needs 3 micro-batches or more, and there are 2: set .* to at most 2"):
+        placed(run_config, 3, "three")
     code, printed = finish(start(placed(run_config, 2, "two"), {**ENVIRONMENT, "WORLD_SIZE": "3", "RANK": "0"}))
     assert code == 2
     assert "--parallelism.pipeline-parallel-degree 3" in printed

@@ -69,7 +69,6 @@ class Outgoing:
 
     def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, *, name: str) -> None:
         self.group, self.peer, self.tag, self.name = group, peer, tag, name
-        self.sent_nbytes = 0
         self._leaving: _Leaving = SimpleQueue()
         self._problems: list[str] = []
         Thread(target=_let_go, args=(self._leaving, self._problems), name=f"sends {name}", daemon=True).start()
@@ -78,7 +77,6 @@ class Outgoing:
         if self._problems:
             raise ConnectionError(f"could not send {self.name}: {self._problems[0]}")
         message = message.cpu()
-        self.sent_nbytes += message.numel()
         self._leaving.put((message, self.group.send([message], self.peer, self.tag)))
 
     def __del__(self) -> None:

@@ -103,7 +103,10 @@ class MessageStage(PipelineStage):
         self.chain.begin(
             self.ids[fwd_chunk_id], step=self.step, microbatch=fwd_chunk_id, backward_follows=self.training
         )
-        return super().forward_one_chunk(fwd_chunk_id, args, *more, **kwargs)
+        output = super().forward_one_chunk(fwd_chunk_id, args, *more, **kwargs)
+        if not self.is_first:
+            self._empty(self.args_recv_info[fwd_chunk_id])
+        return output
 
     def _accept(self, message: Tensor, chunk: int) -> None:
         (slot,) = self.args_recv_info[chunk]
@@ -132,7 +135,15 @@ class MessageStage(PipelineStage):
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         if self.gradients_in is not None and self.has_backward:
             self._accept_gradient(self.gradients_in.take(bwd_chunk_id).to(self.device), bwd_chunk_id)
-        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        if not self.is_last and self.has_backward:
+            self._empty(self.grad_recv_info[bwd_chunk_id])
+        return result
+
+    def _empty(self, slots: tuple[Any, ...]) -> None:
+        """What was taken from torch's slots need not be kept until the next step fills them."""
+        for slot in slots:
+            slot.buffer = None
 
     def _accept_gradient(self, message: Tensor, chunk: int) -> None:
         (slot,) = self.grad_recv_info[chunk]

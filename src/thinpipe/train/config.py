@@ -270,6 +270,7 @@ class RunConfig:
             raise UserError(
                 "ZBVZeroBubble splits the backward pass, which compiled blocks cannot: set execution.compile = false"
             )
+        self._refuse_few_microbatches()
         if self.link.is_shaped and self.parallelism.pipeline_parallel_degree == 1:
             raise UserError(
                 "link.* is the line between processes, and there is one process: "
@@ -279,6 +280,27 @@ class RunConfig:
             raise UserError(
                 f"lr_scheduler.warmup_steps {self.lr_scheduler.warmup_steps} must be below "
                 f"training.steps {self.training.steps}"
+            )
+
+    def _refuse_few_microbatches(self) -> None:
+        schedule, degree = self.parallelism.pipeline_parallel_schedule, self.parallelism.pipeline_parallel_degree
+        if degree == 1 or schedule == "GPipe":
+            return
+        stages = degree if schedule == "1F1B" else 2 * degree
+        if self.microbatches < stages:
+            raise UserError(
+                f"{schedule} on {degree} processes needs {stages} micro-batches or more, and there are "
+                f"{self.microbatches}: set parallelism.pipeline_parallel_microbatch_size to at most "
+                f"{self.training.global_batch_size // stages}, or raise training.global_batch_size"
+                if self.training.global_batch_size >= stages
+                else f"{schedule} on {degree} processes needs {stages} micro-batches or more: raise "
+                f"training.global_batch_size to at least {stages}"
+            )
+        rounds = max(1, self.microbatches // degree)
+        if schedule == "Interleaved1F1B" and self.microbatches % rounds:
+            raise UserError(
+                f"Interleaved1F1B on {degree} processes cannot share {self.microbatches} micro-batches equally: "
+                f"make them a multiple of {degree}"
             )
 
     @property

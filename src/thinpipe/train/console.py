@@ -68,7 +68,8 @@ def _links(event: Step) -> str:
     total = sum(link.nbytes for link in event.links)
     return (
         f"  bubble: {event.bubble:.0%} (slowest: process {event.slowest})  "
-        f"sent: {total / 1e6:.2f} MB  busiest link: {busiest.mbps:.1f} Mbps"
+        f"sent: {total / 1e6:.2f} MB  busiest link: {busiest.mbps:.1f} Mbps over boundary {busiest.boundary} "
+        f"{'forward' if busiest.forward else 'back'}, waited {busiest.waited_s:.2f} s"
     )
 
 

@@ -244,14 +244,14 @@ class Engine:
 
         if self.tracker is not None:
             update = self.tracker.update(self._change_basis, measure)
-            told = msgspec.json.encode(update)
+            told = msgspec.msgpack.encode(update)  # which, unlike JSON, can say NaN
         else:
             assert isinstance(self.model.space, Subspace)
             measure()
             self._change_basis(self.model.space.basis, None)
             measure()
             told = b""
-        return msgspec.json.decode(self.exchange.spread(told, self.placement.last_process), type=BasisUpdate)
+        return msgspec.msgpack.decode(self.exchange.spread(told, self.placement.last_process), type=BasisUpdate)
 
     def _change_basis(self, old: Basis, new: Basis | None) -> float:
         """The process that knows the new basis sends it to all; every one maps its own coordinates."""
@@ -286,10 +286,12 @@ class Engine:
         """Goes on exactly where the checkpoint was saved."""
         restore(checkpoint, self.parameters, self.model.space, self.optimizer, self.tracker)
         restore_memories(checkpoint, self.methods, self.mine)
+        self._refuse_disagreement()
 
     def start_from(self, checkpoint: Checkpoint) -> None:
         """Takes weights and basis; everything else begins anew."""
         restore(checkpoint, self.parameters, self.model.space)
+        self._refuse_disagreement()
         if self.tracker is not None and isinstance(self.model.space, Subspace):
             self.tracker.restart(self.model.space.basis)
 

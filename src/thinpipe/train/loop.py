@@ -160,7 +160,7 @@ class Trainer:
             update = self.engine.update_basis(self.feed.batch(self.cursor))
             _tell(BasisChanged(step=step, **vars(update)), log, display)
         due = config.validation.freq and (step % config.validation.freq == 0 or step == config.training.steps)
-        if due and self.feed.facts.bits_per_byte_per_nat is not None:
+        if due and self.feed.facts.validation_batches:
             _tell(self._validate(), log, display)
         if step % config.checkpoint.interval == 0 and step < config.training.steps:
             self._save(log, display)
@@ -232,6 +232,8 @@ class Trainer:
         )
         try:
             saved = self.saver.save(manifest, self.engine.state(with_space=self.saver.leads))
+        except ConnectionError:  # is an OSError, and no matter of this disk
+            raise
         except OSError as error:
             _tell(SaveFailed(step=self.finished_steps, reason=str(error)), log, display)
             return False

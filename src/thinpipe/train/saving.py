@@ -1,12 +1,14 @@
 """One checkpoint from all processes of a run, into one folder that they share or one on each machine.
 
-Every process writes its own layers; the manifest names all of them and is the same everywhere. A folder that has all
-the files is a whole checkpoint, whoever wrote them.
+Every process writes its own layers; the manifest names the files of all with their hashes. A folder that has all of
+them is a whole checkpoint, whoever wrote them.
 """
 
+import hashlib
 import os
 import secrets
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -24,7 +26,10 @@ class Saver:
         self.leads = leads(folder.folder.parent, exchange)
 
     def save(self, manifest: Manifest, layers: Mapping[str, Mapping[str, Tensor]]) -> Checkpoint:
-        """Raises OSError in every process when one of them could not write; nothing of it is left then."""
+        """Raises OSError in every process when one of them could not write.
+
+        Nothing of it is left then, unless another machine had its folder in place already: `agree` passes over that.
+        """
         step, files, problem = manifest.step, dict[str, FileEntry](), ""
         try:
             if self.leads:
@@ -47,7 +52,8 @@ class Saver:
             problem = str(error)
         self._go_on(step, problem)
         if self.leads:
-            self.folder.keep_latest(self.keep_latest)
+            with suppress(OSError):  # what could not be removed now will be next time; this save is done
+                self.folder.keep_latest(self.keep_latest)
         return self.folder.committed(manifest, files)
 
     def _go_on(self, step: int, problem: str) -> None:
@@ -55,7 +61,8 @@ class Saver:
         problems = [told.decode() for told in self.exchange.gather(problem.encode())]
         for rank, told in enumerate(problems):
             if told:
-                self.folder.abandon(step)
+                if self.leads:
+                    self.folder.abandon(step)
                 raise OSError(told if self.exchange.size == 1 else f"process {rank}: {told}")
 
 
@@ -90,6 +97,13 @@ def agree(
             f"process {without} has no whole checkpoint in its folder, others have one of step {max(steps)}: copy the "
             f"missing files of checkpoints/step-{max(steps):08d} there, from the machines that have them{reasons}"
         )
-    if newest is not None and step == min(steps):
-        return newest, problems
-    return folder.open(min(steps), layers, if_saved=if_saved), [*problems, f"not every process has step {step}"]
+    if newest is None or step != min(steps):
+        problems = [*problems, f"not every process has step {step}"]
+        newest = folder.open(min(steps), layers, if_saved=if_saved)
+    names = hashlib.sha256(msgspec.json.encode(newest.manifest.files)).digest()
+    if len(set(exchange.gather(names))) > 1:
+        raise UserError(
+            f"process {exchange.rank} has another step {min(steps)} in {newest.path} than others: they come from "
+            "different runs; keep the folders of one"
+        )
+    return newest, problems
