@@ -83,28 +83,29 @@ class Star:
         if self.rank != self.centre:
             result = torch.empty_like(mine)
             answer = self.group.recv([result], self.centre, _DOWN)
-            _finish(self.group.send([mine], self.centre, _UP))
-            _finish(answer)
+            _finish(self.group.send([mine], self.centre, _UP), self.centre)
+            _finish(answer, self.centre)
             return _floats(result)
         all_numbers = torch.empty(self.size, len(numbers), dtype=torch.float64)
         all_numbers[self.rank] = mine
         others = [rank for rank in range(self.size) if rank != self.rank]
-        for work in [self.group.recv([all_numbers[rank]], rank, _UP) for rank in others]:
-            _finish(work)
+        for rank, work in [(rank, self.group.recv([all_numbers[rank]], rank, _UP)) for rank in others]:
+            _finish(work, rank)
         result = over(all_numbers, 0)
-        for work in [self.group.send([result], rank, _DOWN) for rank in others]:
-            _finish(work)
+        for rank, work in [(rank, self.group.send([result], rank, _DOWN)) for rank in others]:
+            _finish(work, rank)
         return _floats(result)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         if self.rank != source:
             here = tensor.cpu().contiguous()
-            _finish(self.group.recv([here], source, _SPREAD))
+            _finish(self.group.recv([here], source, _SPREAD), source)
             tensor.copy_(here)
             return
         here = tensor.cpu().contiguous()
-        for work in [self.group.send([here], rank, _SPREAD) for rank in range(self.size) if rank != source]:
-            _finish(work)
+        others = [rank for rank in range(self.size) if rank != source]
+        for rank, work in [(rank, self.group.send([here], rank, _SPREAD)) for rank in others]:
+            _finish(work, rank)
 
     def spread(self, data: bytes, source: int = 0) -> bytes:
         (length,) = self.sum([float(len(data)) if self.rank == source else 0.0])
@@ -126,11 +127,11 @@ class Star:
             parts = [torch.empty(length, dtype=torch.uint8) for length in lengths]
             parts[self.rank] = _tensor_of(data)
             others = [rank for rank in range(self.size) if rank != self.rank and lengths[rank]]
-            for work in [self.group.recv([parts[rank]], rank, _UP) for rank in others]:
-                _finish(work)
+            for rank, work in [(rank, self.group.recv([parts[rank]], rank, _UP)) for rank in others]:
+                _finish(work, rank)
             joined = torch.cat(parts).numpy().tobytes()
         elif data:
-            _finish(self.group.send([_tensor_of(data)], self.centre, _UP))
+            _finish(self.group.send([_tensor_of(data)], self.centre, _UP), self.centre)
         joined = self.spread(joined, self.centre)
         ends = list(accumulate(lengths))
         return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
@@ -152,8 +153,8 @@ def _tensor_of(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-def _finish(work: dist.Work) -> None:
+def _finish(work: dist.Work, peer: int) -> None:
     try:
         work.wait()
     except RuntimeError as error:
-        raise ConnectionError(f"lost another process of the run: {error}") from None
+        raise ConnectionError(f"lost process {peer} of the run: {error}") from None
