@@ -8,7 +8,6 @@ run alternately and several times; runs that the output holds already are not re
 
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from itertools import product
 from pathlib import Path
 
 from tests.transport.lab import Lab, missing
+from tests.transport.processes import free_port, group_environment
 from thinpipe.boundary.settings import BoundarySection
 from thinpipe.core.config import dump_toml
 from thinpipe.core.events import Step, read_events
@@ -90,13 +90,13 @@ def on_emulated_line(run: RunConfig) -> float:
 
 def on_kernel_line(run: RunConfig, link: LinkSection) -> float:
     argv = command(run)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with Lab(STAGES, up=link.up, down=link.down, latency=link.latency) as lab:
-        common = {"WORLD_SIZE": str(STAGES), "MASTER_ADDR": lab.address(0), "MASTER_PORT": str(port)}
         options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        machines = [lab.popen(rank, argv, {**common, "RANK": str(rank)}, **options) for rank in range(STAGES)]
+        machines = [
+            lab.popen(rank, argv, group_environment(rank, STAGES, lab.address(0), port), **options)
+            for rank in range(STAGES)
+        ]
         for machine in machines:
             if machine.wait(timeout=300):
                 raise RuntimeError(f"a run in the laboratory ended with code {machine.returncode}")

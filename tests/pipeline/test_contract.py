@@ -1,10 +1,6 @@
 """N processes give the bits of one: every method, number format and schedule, through changes of basis."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -15,6 +11,7 @@ import torch
 from tests.pipeline import cases
 from tests.pipeline.cases import CASES, run_case, segments_for
 from tests.reference.language import SyntheticLanguage
+from tests.transport.processes import start
 from thinpipe.boundary.registry import COMPRESSORS, MEMORIES
 from thinpipe.core.errors import UserError
 from thinpipe.models.config import SubspaceConfig
@@ -22,26 +19,6 @@ from thinpipe.pipeline.mail import mail_tag
 from thinpipe.pipeline.schedules import SCHEDULES, place
 from thinpipe.pipeline.stage import KNOWN_TORCH
 from thinpipe.train.engine import Engine
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def start(processes, module, *arguments):
-    common = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
-            env={**os.environ, **common, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
 
 
 def run_processes(schedule, processes, output):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.test_contract import free_port
+from tests.transport.processes import free_port, group_environment
 from thinpipe.checkpoint import CheckpointFolder, find_checkpoint
 from thinpipe.cli import main
 from thinpipe.core.config import dump_toml
@@ -45,6 +45,15 @@ def start(config, environment=ENVIRONMENT):
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def start_hosts(configs):
+    """One process each, as torchrun starts them on several machines."""
+    port = free_port()
+    return [
+        start(config, {**ENVIRONMENT, **group_environment(rank, len(configs), port=port)})
+        for rank, config in enumerate(configs)
+    ]
 
 
 def finish(process, seconds=150):
@@ -189,18 +198,13 @@ def test_processes_end_when_their_launcher_is_killed(endless):
 
 def test_machines_that_share_no_folder_keep_their_own_layers(run_config):
     """As under torchrun on two hosts: each has its layers and the whole manifest; together they are a checkpoint."""
-    configs = [placed(run_config, 2, f"host-{rank}") for rank in range(2)]
+    half = replace(run_config, checkpoint=replace(run_config.checkpoint, interval=6))
+    configs = [placed(half, 2, f"host-{rank}") for rank in range(2)]
     alone = placed(run_config, 1, "alone")
     Trainer(alone).train()
-    half = replace(run_config.checkpoint, interval=6)
 
     def run():
-        common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        hosts = [
-            start(replace(config, checkpoint=half), {**ENVIRONMENT, **common, "RANK": str(rank)})
-            for rank, config in enumerate(configs)
-        ]
-        for code, printed in map(finish, hosts):
+        for code, printed in map(finish, start_hosts(configs)):
             assert code == 0, printed
             assert "loss" in printed
 
@@ -214,28 +218,15 @@ def test_machines_that_share_no_folder_keep_their_own_layers(run_config):
     shutil.copytree(folders[1] / "step-00000012", folders[0] / "step-00000012", dirs_exist_ok=True)
     assert files_of(configs[0], 12) == files_of(alone, 12)
     shutil.rmtree(folders[1])
-    code, printed = finish(_first_of(configs, half))
+    (code, printed), _ = map(finish, start_hosts(configs))
     assert code == 2
     assert "process 1 has no whole checkpoint" in printed
-
-
-def _first_of(configs, checkpoint):
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    hosts = [
-        start(replace(config, checkpoint=checkpoint), {**ENVIRONMENT, **common, "RANK": str(rank)})
-        for rank, config in enumerate(configs)
-    ]
-    finish(hosts[1])
-    return hosts[0]
 
 
 def test_other_settings_in_one_process_are_named(run_config):
     configs = [placed(run_config, 2, f"host-{rank}") for rank in range(2)]
     configs[1] = replace(configs[1], optimizer=replace(configs[1].optimizer, lr=0.5))
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    hosts = [start(config, {**ENVIRONMENT, **common, "RANK": str(rank)}) for rank, config in enumerate(configs)]
-    code, printed = finish(hosts[1])
-    finish(hosts[0])
+    _, (code, printed) = map(finish, start_hosts(configs))
     assert code == 2
     assert "process 1 has other settings than process 0: optimizer.lr" in printed
 

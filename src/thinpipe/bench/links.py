@@ -2,18 +2,13 @@
 
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
-from thinpipe import __version__
 from thinpipe.bench import links_results, links_summary
 from thinpipe.bench.links_bounds import link_seconds
 from thinpipe.bench.links_config import LinksConfig
@@ -22,6 +17,7 @@ from thinpipe.bench.links_measure import Meter
 from thinpipe.bench.links_points import Point, PointsFile, Task
 from thinpipe.bench.links_run import Run
 from thinpipe.bench.links_tasks import all_tasks
+from thinpipe.bench.provenance import plain_settings, versions
 
 GUESSED_SECONDS_PER_BLOCK = 0.004
 """A micro-batch through a block and back, for the first estimate of the time left; what is measured corrects it."""
@@ -60,7 +56,7 @@ def write_results(config: LinksConfig, points: Sequence[Point]) -> str:
     engine, ratio = links_results.engine_rows(points), links_results.ratio_rows(points)
     methods, sweep = links_results.sweep_rows(points)
     schedules = links_results.schedule_rows(points)
-    sections: list[str] = [f"# thinpipe bench links\n\n{_versions_text(config)}"]
+    sections: list[str] = [f"# thinpipe bench links\n\n{_facts_text(config)}"]
     if engine:
         sections += links_summary.engine_section(engine)
     if sweep:
@@ -75,8 +71,8 @@ def write_results(config: LinksConfig, points: Sequence[Point]) -> str:
     (config.output / "links.md").write_text(page, encoding="utf-8")
     result = {
         "bench": "links",
-        "config": _plain(asdict(config)),
-        "versions": versions(),
+        "config": plain_settings(config),
+        "versions": _facts(),
         "engine": [_with(row, reached=row.reached) for row in engine],
         "methods": [_with(row) for row in methods],
         "sweep": [_with(row, bound=row.bound, ratio=row.ratio, reached=row.reached) for row in sweep],
@@ -88,19 +84,12 @@ def write_results(config: LinksConfig, points: Sequence[Point]) -> str:
     return page
 
 
-def versions() -> dict[str, str | int]:
-    return {
-        "thinpipe": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count() or 0,
-    }
+def _facts() -> dict[str, str | int]:
+    return {**versions(), "cores": os.cpu_count() or 0}
 
 
-def _versions_text(config: LinksConfig) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in versions().items())
+def _facts_text(config: LinksConfig) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in _facts().items())
     return f"{facts}; {config.threads} thread{'s' if config.threads > 1 else ''} per process."
 
 
@@ -109,10 +98,6 @@ def _with(row: Any, **more: object) -> dict[str, Any]:
     fields = {name: value for name, value in vars(row).items() if name != "point"}  # points are in the file anyway
     plain: dict[str, Any] = msgspec.to_builtins(fields | more)
     return plain
-
-
-def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    return {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
 
 
 def _in_short(point: Point) -> str:

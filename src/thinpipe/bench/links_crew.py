@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
-import torch.distributed as dist
 
 from thinpipe.bench.links_commands import (
     Answer,
@@ -28,6 +27,7 @@ from thinpipe.bench.links_commands import (
     Timing,
 )
 from thinpipe.bench.links_run import Run
+from thinpipe.transport.meeting import MeetingPlace
 
 START_TIMEOUT = timedelta(seconds=120)
 ANSWER_SECONDS = 1800.0
@@ -42,25 +42,11 @@ class Crew:
     def __init__(self, size: int, *, threads: int = 1, variables: Mapping[str, str] | None = None) -> None:
         self.size = size
         self._runs: list[Run] = []
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            "127.0.0.1", 0, size, is_master=True, timeout=START_TIMEOUT, wait_for_workers=False
-        )
+        self._place = MeetingPlace(size, timeout=START_TIMEOUT)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the crew
         self._answers: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
-        environment = {
-            **os.environ,
-            "WORLD_SIZE": str(size),
-            "LOCAL_WORLD_SIZE": str(size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self._store.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch's own word for: the launcher has the store
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "OMP_NUM_THREADS": str(threads),
-            **(variables or {}),
-        }
-        self._processes = [
-            self._start({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(size)
-        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **(variables or {})}
+        self._processes = [self._start(environment | self._place.variables(rank)) for rank in range(size)]
         for rank, process in enumerate(self._processes):
             threading.Thread(target=self._listen, args=(rank, process), daemon=True).start()
 

@@ -31,7 +31,6 @@ def engine_tasks(config: LinksConfig) -> Iterator[Task]:
             name=f"{schedule}: ours and the bare engine",
             runs=(own, replace(own, bare=True)),
             pairs=part.pairs,
-            operators=False,
             threads=config.threads,
         )
 

@@ -4,19 +4,16 @@ Times are taken first and memory afterwards, so that the memory processes never 
 """
 
 import json
-import platform
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from thinpipe import __version__
 from thinpipe.bench.operators import operator_table
 from thinpipe.bench.pairs import PairedRatio
+from thinpipe.bench.provenance import plain_settings, versions
 from thinpipe.bench.step_config import StepConfig
 from thinpipe.bench.step_figure import draw
 from thinpipe.bench.step_memory import StepMemory
@@ -76,14 +73,8 @@ def _result(config: StepConfig, variants: Sequence[Variant], times: Times, memor
     comparisons = tuple(_comparison(variant, seq, time, memory) for (variant, seq), time in times.items())
     judged = TARGET_COMPRESSION in config.compressions
     return StepResult(
-        config={key: str(value) if isinstance(value, Path) else value for key, value in asdict(config).items()},
-        versions={
-            "thinpipe": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "system": f"{platform.system()} {platform.machine()}",
-            "cpu": torch.backends.cpu.get_cpu_capability(),
-        },
+        config=plain_settings(config),
+        versions=versions(),
         threads=torch.get_num_threads(),
         variants=facts,
         comparisons=comparisons,

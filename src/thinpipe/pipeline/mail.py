@@ -6,12 +6,13 @@ micro-batch: gloo's sender waits until the receiver is ready.
 
 import time
 from collections import deque
-from queue import SimpleQueue
-from threading import Thread
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from thinpipe.transport.threads import Watcher
 
 AHEAD_NBYTES = 16 << 20
 """Posted ahead per direction: more than a line of 1 Gbit/s has under way in 100 ms. At least two messages."""
@@ -65,31 +66,22 @@ class Incoming:
 
 
 class Outgoing:
-    """What goes to one neighbour in one direction. A thread lets go of each message when it has left."""
+    """What goes to one neighbour in one direction. A watcher lets go of each message when it has left."""
 
     def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, *, name: str) -> None:
         self.group, self.peer, self.tag, self.name = group, peer, tag, name
-        self._leaving: _Leaving = SimpleQueue()
-        self._problems: list[str] = []
-        Thread(target=_let_go, args=(self._leaving, self._problems), name=f"sends {name}", daemon=True).start()
+        self._watcher = Watcher(f"sends {name}")
+        self._problems: list[Exception] = []
 
     def send(self, message: Tensor) -> None:
         if self._problems:
             raise ConnectionError(f"could not send {self.name}: {self._problems[0]}")
         message = message.cpu()
-        self._leaving.put((message, self.group.send([message], self.peer, self.tag)))
-
-    def __del__(self) -> None:
-        self._leaving.put(None)
+        work = self.group.send([message], self.peer, self.tag)
+        self._watcher.watch(work, partial(_left, message, self._problems))
 
 
-_Leaving = SimpleQueue[tuple[Tensor, dist.Work] | None]
-
-
-def _let_go(leaving: _Leaving, problems: list[str]) -> None:
-    while (item := leaving.get()) is not None:
-        try:
-            item[1].wait()
-        except RuntimeError as error:
-            problems.append(str(error))
-        del item  # or the message would live until the next one
+def _left(_message: Tensor, problems: list[Exception], error: Exception | None) -> None:
+    """The message was needed until now."""
+    if error is not None:
+        problems.append(error)

@@ -27,6 +27,7 @@ from thinpipe.train.config import RunConfig
 from thinpipe.train.loop import Trainer
 from thinpipe.train.stopping import SIGNALS
 from thinpipe.transport.groups import open_group
+from thinpipe.transport.meeting import MeetingPlace
 
 _ERROR_FILE = "THINPIPE_ERROR_FILE"
 _GRACE_SECONDS = 10.0
@@ -123,35 +124,24 @@ def launch(config: RunConfig, degree: int) -> int:
     settings = folder / "run.toml"
     write_atomically(settings, dump_toml(config).encode())
     timeout = timedelta(seconds=config.parallelism.timeout_seconds)
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1", 0, degree, is_master=True, timeout=timeout, wait_for_workers=False
-    )
-    common = {
-        "WORLD_SIZE": str(degree),
-        "LOCAL_WORLD_SIZE": str(degree),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch's own word for: the launcher has the store
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
-    if "OMP_NUM_THREADS" not in os.environ:
-        common["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // degree))
+    place = MeetingPlace(degree, timeout=timeout)
+    threads = str(max(1, (os.cpu_count() or 1) // degree))
+    environment = {"OMP_NUM_THREADS": threads, **os.environ}
     workers: list[Worker] = []
     with _signals_to(workers):
         for rank in range(degree):
-            workers.append(_start(settings, folder, rank, common))
+            workers.append(_start(settings, folder, rank, environment | place.variables(rank)))
         return _watch(workers)
 
 
-def _start(settings: Path, folder: Path, rank: int, common: Mapping[str, str]) -> Worker:
+def _start(settings: Path, folder: Path, rank: int, environment: Mapping[str, str]) -> Worker:
     note, log = folder / f"error-{rank}.json", folder / f"process-{rank}.log" if rank else None
     note.unlink(missing_ok=True)
-    environment = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank), _ERROR_FILE: str(note)}
     output = log.open("wb") if log else None
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "thinpipe", "train", str(settings)],
-            env=environment,
+            env={**environment, _ERROR_FILE: str(note)},
             stdin=subprocess.PIPE,  # stays open as long as this process lives
             stdout=output,
             stderr=subprocess.STDOUT if output else None,

@@ -31,6 +31,8 @@ _STAMP_NBYTES = 8
 """Behind each message: the moment when it is due, a float64. Not counted: a real message has none."""
 _LINGER_S = 2.0
 """How long a closing group waits for receivers to take what has arrived at their end."""
+_FOR_EVER = timedelta(days=365)
+"""How long an inner work is waited for. Limits are for the outer work: gloo ends a whole group when one has passed."""
 _WAKE_S = 0.1
 """An idle thread ends well within this time when it is told to."""
 
@@ -153,7 +155,7 @@ class ShapedGroup(dist.ProcessGroup):
     def _watcher(self, kind: str, peer: int, tag: int) -> Watcher:
         key = (kind, peer, tag)
         if key not in self._watchers:
-            self._watchers[key] = Watcher(f"{kind}-{peer}-{tag}")
+            self._watchers[key] = Watcher(f"{kind}-{peer}-{tag}", timeout=_FOR_EVER)
         return self._watchers[key]
 
     def _refuse_when_closed(self) -> None:

@@ -97,12 +97,11 @@ class Star:
         return _floats(result)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
+        here = tensor.cpu().contiguous()
         if self.rank != source:
-            here = tensor.cpu().contiguous()
             _finish(self.group.recv([here], source, _SPREAD), source)
             tensor.copy_(here)
             return
-        here = tensor.cpu().contiguous()
         others = [rank for rank in range(self.size) if rank != source]
         for rank, work in [(rank, self.group.send([here], rank, _SPREAD)) for rank in others]:
             _finish(work, rank)

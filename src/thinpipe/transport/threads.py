@@ -1,4 +1,4 @@
-"""Two threads that the shaper needs: one that acts at given moments, one that waits for transfers in turn.
+"""Two threads for transfers: one that acts at given moments, one that waits for works in turn.
 
 Both are daemons: a process that crashes must not be kept alive by a message that never comes.
 """
@@ -12,9 +12,6 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
-
-_FOR_EVER = timedelta(days=365)
-"""How long an inner work is waited for. Limits are for the outer work: gloo ends a whole group when one has passed."""
 
 
 class Timer:
@@ -61,10 +58,11 @@ class Timer:
 class Watcher:
     """Waits for works in the order given and tells how each ended: None, or the error."""
 
-    def __init__(self, name: str) -> None:
-        self._queue: queue.SimpleQueue[tuple[dist.Work, Callable[[Exception | None], None]] | None]
-        self._queue = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"thinpipe-{name}", daemon=True)
+    def __init__(self, name: str, *, timeout: timedelta | None = None) -> None:
+        """No timeout: that of the works' group."""
+        self._queue: _Watched = queue.SimpleQueue()
+        arguments = (self._queue, () if timeout is None else (timeout,))
+        self._thread = threading.Thread(target=_watch, args=arguments, name=f"thinpipe-{name}", daemon=True)
         self._thread.start()
 
     def watch(self, work: dist.Work, ended: Callable[[Exception | None], None]) -> None:
@@ -79,12 +77,21 @@ class Watcher:
         self._thread.join(max(0.0, seconds))
         return not self._thread.is_alive()
 
-    def _run(self) -> None:
-        while (entry := self._queue.get()) is not None:
-            work, ended = entry
-            try:
-                work.wait(_FOR_EVER)
-            except Exception as error:
-                ended(error)
-            else:
-                ended(None)
+    def __del__(self) -> None:
+        self.close()
+
+
+_Watched = queue.SimpleQueue[tuple[dist.Work, Callable[[Exception | None], None]] | None]
+
+
+def _watch(watched: _Watched, timeout: tuple[()] | tuple[timedelta]) -> None:
+    """Holds on to nothing between two works, neither the last one nor its watcher."""
+    while (entry := watched.get()) is not None:
+        work, ended = entry
+        try:
+            work.wait(*timeout)
+        except Exception as error:
+            ended(error)
+        else:
+            ended(None)
+        del entry, work, ended
