@@ -17,6 +17,7 @@ from thinpipe import __version__
 from thinpipe.cli.verbs import GROUPS, VERBS, Verb
 from thinpipe.core.config import load_toml
 from thinpipe.core.errors import UserError
+from thinpipe.train.shipped import settings_file, shipped
 
 DESCRIPTION = "Train language models over ordinary internet links. `thinpipe --version` prints the version."
 
@@ -46,9 +47,10 @@ def _parse(arguments: Sequence[str]) -> tuple[Verb, Any]:
     if verb is not None and verb.starts_with_file and arguments[1:2] not in (["--help"], ["-h"]):
         if len(arguments) < 2 or arguments[1].startswith("-"):
             raise UserError(
-                f"{name} starts from a file with settings: thinpipe {name} RUN.toml [--section.field value]"
+                f"{name} starts from a file with settings: thinpipe {name} RUN.toml [--section.field value], "
+                f"or from one that comes with thinpipe: {', '.join(map(repr, shipped()))}"
             )
-        settings = load_toml(Path(arguments[1]), verb.config)
+        settings = load_toml(settings_file(arguments[1]), verb.config)
         program = f"thinpipe {name} {arguments[1]}"
         return verb, tyro.cli(verb.config, default=settings, prog=program, args=arguments[2:])
     parsed = tyro.cli(parser_type(VERBS), prog="thinpipe", description=DESCRIPTION, args=arguments)
