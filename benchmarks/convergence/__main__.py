@@ -1,0 +1,66 @@
+"""What each boundary method costs in loss: the same model, data, optimiser and tokens, one method after the other.
+
+    thinpipe tokenize --sources BOOKS... --validation-sources BOOKS --vocab-size 4096 --output TOKENS
+    python -m benchmarks.convergence list
+    python -m benchmarks.convergence run --data TOKENS
+    python -m benchmarks.convergence report
+    python -m benchmarks.convergence clock --data TOKENS
+
+Every run is `thinpipe train` in one process (the twin, which sends itself the same messages) at one thread, two side by
+side. Stop it at any time and start it again: runs go on where they were, and finished ones are not repeated. The
+results folder keeps one small file for each finished run; `report` draws from these alone.
+"""
+
+import signal
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from pathlib import Path
+
+from benchmarks.convergence.execute import execute, result_path
+from benchmarks.convergence.runs import RUNS, core_hours
+
+
+def print_list(output: Path) -> None:
+    print("| priority | question | run | lr | seed | bytes/token | M tokens | core-hours | |")
+    print("|---:|---|---|---:|---:|---:|---:|---:|---|")
+    for study in RUNS:
+        state = "done" if result_path(study, output).is_file() else "open"
+        print(
+            f"| {study.priority} | {study.question} | {study.name} | {study.lr:g} | {study.seed} | "
+            f"{study.nbytes_per_token:.0f} | {study.tokens / 1e6:.2f} | {core_hours(study):.2f} | {state} |"
+        )
+    left = sum(core_hours(study) for study in RUNS if not result_path(study, output).is_file())
+    print(f"\n{len(RUNS)} runs, {sum(map(core_hours, RUNS)):.1f} core-hours in all, {left:.1f} still open")
+
+
+def main() -> int:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("list", "run", "report", "clock"))
+    parser.add_argument("--data", type=Path, help="folder made by `thinpipe tokenize`")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/convergence"))
+    parser.add_argument("--work", type=Path, default=Path("runs/convergence"), help="for runs under way")
+    parser.add_argument("--only", nargs="*", help="questions")
+    parser.add_argument("--side-by-side", type=int, default=2)
+    options = parser.parse_args()
+    if options.what == "list":
+        print_list(options.output)
+        return 0
+    if options.what == "report":
+        from benchmarks.convergence.report import report
+
+        report(options.output)
+        return 0
+    if options.data is None:
+        parser.error(f"{options.what} needs --data")
+    if options.what == "clock":
+        from benchmarks.convergence.clock import measure
+
+        measure(options.data, options.output)
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    wanted = [study for study in RUNS if not options.only or study.question in options.only]
+    return execute(wanted, options.data, options.work, options.output, side_by_side=options.side_by_side)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

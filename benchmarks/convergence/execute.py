@@ -1,0 +1,169 @@
+"""Carries runs out: `thinpipe train` in one process at one thread, several side by side, each resumable by itself."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.convergence.study import TOKENS_PER_STEP, Study, trainable
+from thinpipe.core.config import dump_toml
+from thinpipe.core.events import Stopped, read_events
+from thinpipe.report.summary import summarise
+from thinpipe.train.config import RunConfig
+
+STATUS_SECONDS = 60.0
+
+
+class Run(Protocol):
+    """What can be carried out; `Study` is one."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    def config(self, data: Path, folder: Path) -> RunConfig: ...
+
+
+Record = Callable[[Any, Path], dict[str, Any]]
+"""From a run and its folder to what is kept of it; `validations` is a list, its last entry has a `loss`."""
+
+
+@dataclass
+class Running:
+    study: Run
+    folder: Path
+    process: subprocess.Popen[bytes]
+    first_step: int
+
+    @property
+    def step(self) -> int:
+        return steps_done(self.folder)
+
+
+def steps_done(folder: Path) -> int:
+    log = folder / "events.jsonl"
+    return max((getattr(event, "step", 0) for event in read_events(log)), default=0) if log.is_file() else 0
+
+
+def ended(folder: Path) -> str | None:
+    """Why the run is over for good: it came to its last step, or its loss is not finite any more."""
+    log = folder / "events.jsonl"
+    reasons = [event.reason for event in read_events(log) if isinstance(event, Stopped)] if log.is_file() else []
+    return reasons[-1] if reasons and reasons[-1] in ("finished", "not_finite") else None
+
+
+def start(study: Run, data: Path, work: Path) -> Running:
+    folder = work / study.key
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = folder / "wanted.toml"
+    settings.write_text(dump_toml(study.config(data, folder)))
+    with (folder / "console.log").open("ab") as console:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "thinpipe", "train", str(settings)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=console,
+            stderr=console,
+        )
+    return Running(study, folder, process, steps_done(folder))
+
+
+def record(study: Study, folder: Path) -> dict[str, Any]:
+    """All that a run left behind, small enough to keep: settings, every loss, every change of basis."""
+    summary = summarise(folder)
+    last = summary.steps[-1]
+    return {
+        "question": study.question,
+        "name": study.name,
+        "ended": ended(folder),
+        "lr": study.lr,
+        "seed": study.seed,
+        "tokens": last.tokens,
+        "bytes_per_token": study.nbytes_per_token,
+        "trainable": trainable(study.model),
+        "settings": dump_toml(study.config(Path("TOKENS"), Path("RUN"))),
+        "versions": summary.starts[-1].versions,
+        "starts": len(summary.starts),
+        "seconds": round(summary.seconds, 1),
+        "skipped": len(summary.skipped),
+        "validations": [
+            {"tokens": event.step * TOKENS_PER_STEP, "loss": event.loss, "bits_per_byte": event.bits_per_byte}
+            for event in summary.validations
+        ],
+        "basis_changes": [
+            {
+                "step": event.step,
+                "captured_energy": event.captured_energy,
+                "largest_angle": event.largest_angle,
+                "mean_angle": event.mean_angle,
+                "kept_norm": event.kept_norm,
+                "loss_before": event.loss_before,
+                "loss_after": event.loss_after,
+            }
+            for event in summary.basis_changes
+        ],
+        "training_loss": [round(step.loss, 4) for step in summary.steps],
+    }
+
+
+def result_path(study: Run, output: Path) -> Path:
+    return output / "runs" / f"{study.key}.json"
+
+
+def keep(study: Run, folder: Path, output: Path, record_of: Record = record) -> float | None:
+    """Writes the record, removes the rest; the last validation loss."""
+    kept = record_of(study, folder)
+    path = result_path(study, output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(kept) + "\n")
+    shutil.rmtree(folder)
+    return kept["validations"][-1]["loss"] if kept["validations"] else None
+
+
+def execute(
+    studies: Sequence[Run], data: Path, work: Path, output: Path, *, side_by_side: int, record_of: Record = record
+) -> int:
+    """Carries out what has no record yet, in the given order; the number of runs that failed."""
+    waiting = [study for study in studies if not result_path(study, output).is_file()]
+    todo = sum(study.steps - steps_done(work / study.key) for study in waiting)
+    per_step = max((study.tokens // study.steps for study in studies), default=0)
+    running, done, failed, began, told = list[Running](), 0, 0, time.monotonic(), 0.0
+    print(f"{len(waiting)} of {len(studies)} runs to do, {todo * per_step / 1e6:.1f} M tokens", flush=True)
+    try:
+        while waiting or running:
+            while waiting and len(running) < side_by_side:
+                running.append(start(waiting.pop(0), data, work))
+            time.sleep(0.5)
+            for run in [run for run in running if run.process.poll() is not None]:
+                running.remove(run)
+                if ended(run.folder) is None:
+                    failed += 1
+                    tail = (run.folder / "console.log").read_text()[-400:]
+                    print(f"{run.study.key} failed; its last words:\n{tail}", flush=True)
+                else:
+                    loss = keep(run.study, run.folder, output, record_of)
+                    print(f"{run.study.key}: validation loss {loss:.4f}" if loss else f"{run.study.key}: diverged")
+                done += run.study.steps - run.first_step
+            if time.monotonic() - told > STATUS_SECONDS:
+                told = time.monotonic()
+                now = done + sum(max(0, run.step - run.first_step) for run in running)
+                rate = now / (told - began)
+                left = f"{(todo - now) / rate / 60:.0f} min left" if rate else "no estimate yet"
+                names = "; ".join(f"{run.study.key} {run.step}/{run.study.steps}" for run in running)
+                print(f"{rate * per_step:,.0f} tokens/s, {left}, {len(waiting)} waiting: {names}", flush=True)
+    finally:
+        for run in running:
+            run.process.terminate()  # it saves a checkpoint and goes on from there the next time
+        for run in running:
+            run.process.wait(timeout=60)
+    return failed

@@ -1,0 +1,94 @@
+"""Reads the records of finished runs and compares each with the dense run of its seed and tokens."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Result:
+    question: str
+    name: str
+    lr: float
+    seed: int
+    tokens: int
+    bytes_per_token: float
+    trainable: int
+    validations: list[dict[str, float]]
+    basis_changes: list[dict[str, Any]]
+    skipped: int
+    diverged: bool
+
+    @property
+    def loss(self) -> float:
+        return self.validations[-1]["loss"] if self.validations and not self.diverged else float("inf")
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.validations[-1]["bits_per_byte"]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How much worse than dense, token for token."""
+
+    nats: float
+    percent: float
+    bits_per_byte: float
+
+
+def read_results(output: Path) -> list[Result]:
+    results = []
+    for path in sorted((output / "runs").glob("*.json")):
+        kept = json.loads(path.read_text())
+        names = ("question", "name", "lr", "seed", "tokens", "bytes_per_token", "trainable", "validations")
+        results.append(
+            Result(
+                **{name: kept[name] for name in names},
+                basis_changes=kept["basis_changes"],
+                skipped=kept["skipped"],
+                diverged=kept["ended"] != "finished",
+            )
+        )
+    return results
+
+
+def best_of_learning_rates(results: Iterable[Result]) -> list[Result]:
+    """One for each name, number of tokens and seed: the one that ends lowest, whatever question it was run for."""
+    by_name: dict[tuple[str, int, int], list[Result]] = defaultdict(list)
+    for result in results:
+        by_name[result.name, result.tokens, result.seed].append(result)
+    return [min(same, key=lambda result: result.loss) for same in by_name.values()]
+
+
+class Dense:
+    """The runs that all others are compared with: for tokens and seed, the best of the learning rates."""
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        self._best = {
+            (result.tokens, result.seed): result
+            for result in best_of_learning_rates(result for result in results if result.name == "dense")
+        }
+
+    def has(self, result: Result) -> bool:
+        return (result.tokens, result.seed) in self._best
+
+    def of(self, result: Result) -> Result:
+        return self._best[result.tokens, result.seed]
+
+    def gap(self, result: Result) -> Gap:
+        dense = self.of(result)
+        nats = result.loss - dense.loss
+        bits = result.bits_per_byte - dense.bits_per_byte
+        return Gap(nats, 100 * nats / dense.loss, bits)
+
+    def percent_over_tokens(self, result: Result) -> list[tuple[int, float]]:
+        dense = {int(point["tokens"]): point["loss"] for point in self.of(result).validations}
+        return [
+            (int(point["tokens"]), 100 * (point["loss"] / dense[int(point["tokens"])] - 1))
+            for point in result.validations
+            if int(point["tokens"]) in dense
+        ]

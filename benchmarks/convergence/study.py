@@ -1,0 +1,114 @@
+"""One run of the study: what it asks, and its settings. All share model, data order, optimiser and batch."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from thinpipe.boundary.contract import BoundaryMethod, MessageShape
+from thinpipe.boundary.registry import make_method
+from thinpipe.boundary.settings import BoundarySection
+from thinpipe.models import build
+from thinpipe.models.config import Execution, SubspaceConfig
+from thinpipe.train.config import (
+    BasisSection,
+    CheckpointSection,
+    DataSection,
+    DebugSection,
+    JobSection,
+    MetricsSection,
+    ModelSection,
+    OptimizerSection,
+    RunConfig,
+    SchedulerSection,
+    TrainingSection,
+    ValidationSection,
+)
+
+PRESET, DIM, VOCABULARY = "llama-10m", 256, 4096
+BATCH, TOKENS = 16, 128
+TOKENS_PER_STEP = BATCH * TOKENS
+DENSE = BoundarySection(forward="bf16", backward="bf16")
+"""What an ordinary pipeline sends, and every ratio of bytes is against."""
+FIRST_BASIS = BasisSection(interval=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Lower priorities come first."""
+
+    question: str
+    """Runs with the same one share a table."""
+    name: str
+    priority: int
+    tokens: int
+    lr: float
+    seed: int = 0
+    width: int | None = None
+    """k; None: a dense model."""
+    subspace: SubspaceConfig = field(default_factory=SubspaceConfig)
+    """Beside the width."""
+    matched: bool = False
+    """The MLPs are widened until the model trains as many numbers as the dense one."""
+    boundary: BoundarySection = DENSE
+    basis: BasisSection = FIRST_BASIS
+    second_moment: str = "row"
+    cuts: tuple[int, ...] = (2, 4, 6)
+
+    @property
+    def key(self) -> str:
+        """The name of its files."""
+        words = f"{self.question} {self.name} lr {self.lr:g} {self.tokens // 1024}k seed {self.seed}"
+        return "".join(c if c.isalnum() or c in ".-+" else "_" for c in words)
+
+    @property
+    def steps(self) -> int:
+        return self.tokens // TOKENS_PER_STEP
+
+    @property
+    def model(self) -> ModelSection:
+        section = ModelSection(preset=PRESET, max_seq_len=TOKENS, boundaries=self.cuts)
+        if self.width is None:
+            return section
+        section = replace(section, subspace=replace(self.subspace, width=self.width))
+        return replace(section, hidden_dim=matched_hidden_dim(section)) if self.matched else section
+
+    def config(self, data: Path, folder: Path) -> RunConfig:
+        return RunConfig(
+            job=JobSection(dump_folder=folder),
+            model=self.model,
+            data=DataSection(path=data),
+            training=TrainingSection(steps=self.steps, global_batch_size=BATCH, seq_len=TOKENS),
+            optimizer=OptimizerSection(lr=self.lr, second_moment=self.second_moment),  # type: ignore[arg-type]
+            lr_scheduler=SchedulerSection(warmup_steps=max(1, self.steps // 20)),
+            basis=self.basis,
+            boundary=self.boundary,
+            execution=Execution(autocast_bf16=True),
+            checkpoint=CheckpointSection(interval=256, keep_latest_k=1),
+            validation=ValidationSection(freq=min(self.steps, max(64, self.steps // 8)), steps=20),
+            metrics=MetricsSection(log_freq=64),
+            debug=DebugSection(seed=self.seed),
+        )
+
+    @property
+    def method(self) -> BoundaryMethod:
+        """Of each of its boundaries."""
+        width = self.width or DIM
+        shape = MessageShape(batch=BATCH, tokens=TOKENS, width=width, vocab_size=VOCABULARY, dtype=torch.float32)
+        return make_method(self.boundary, shape, confined=self.width is not None, seed=self.seed)
+
+    @property
+    def nbytes_per_token(self) -> float:
+        """That cross each boundary, both ways, ids and scales included."""
+        return (self.method.forward_nbytes + self.method.backward_nbytes) / TOKENS_PER_STEP
+
+
+def trainable(section: ModelSection) -> int:
+    return sum(parameter.numel() for parameter in build(section.resolve(VOCABULARY)).parameters())
+
+
+def matched_hidden_dim(section: ModelSection) -> int:
+    """The width of the MLPs with which the model trains as many numbers as the dense one of its shape."""
+    wanted = trainable(replace(section, subspace=SubspaceConfig()))
+    narrow, wide = (trainable(replace(section, hidden_dim=hidden)) for hidden in (512, 1024))  # the count is linear
+    return round(512 + 512 * (wanted - narrow) / (wide - narrow))
