@@ -1,0 +1,1 @@
+"""Does rank collapse while a network learns? See `__main__.py`."""
