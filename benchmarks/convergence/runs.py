@@ -54,6 +54,7 @@ ELEMENT = replace(ROW, name="subspace 16x plain AdamW", second_moment="element",
 def learning_rates() -> Iterator[Study]:
     """d/k is 16 here, its root 4: the range for plain AdamW on coordinates reaches 4 times higher."""
     base = replace(BASE, question="learning rate")
+    yield replace(base, lr=7.5e-4)
     for lr in (1.5e-3, 3e-3, 6e-3):
         yield replace(base, lr=lr)
         yield replace(base, name="topk 16x", boundary=TOPK[16], lr=lr, priority=1)

@@ -1,0 +1,104 @@
+"""Draws the fine-tunings: what is compressed and how strongly, and what becomes of it without compression."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.finetune.results import Results
+from thinpipe.report.comparison import COLOURS
+from thinpipe.report.curve import pyplot
+
+BLUE, ORANGE, GREEN, PURPLE, PINK, _ = COLOURS
+SHARES, BITS = ("5%", "10%", "20%", "30%", "50%"), ("2", "4", "8")
+
+Families = Mapping[str, tuple[str, str, str]]
+"""Lines of a panel by label: names of the runs, colour, marker."""
+
+TOPK: Families = {
+    "states only": ("topk {} states", BLUE, "o"),
+    "gradients only": ("topk {} gradients", ORANGE, "s"),
+    "both, mask reused": ("topk {} both, mask reused", GREEN, "^"),
+    "both, own masks": ("topk {} both, own masks", PURPLE, "v"),
+}
+QUANTISE: Families = {
+    "states only": ("quantise {} bit states", BLUE, "o"),
+    "gradients only": ("quantise {} bit gradients", ORANGE, "s"),
+    "both": ("quantise {} bit both", GREEN, "^"),
+    "states with AQ-SGD, gradients 8 bit": ("quantise {} bit AQ-SGD", PINK, "D"),
+}
+AQSGD: Families = {
+    "both, mask reused": ("topk {} both, mask reused", GREEN, "^"),
+    "the same, states with AQ-SGD": ("topk {} AQ-SGD", PINK, "D"),
+}
+SWITCHED = (
+    *(f"topk {share} both, mask reused" for share in reversed(SHARES)),
+    "topk 10% both, own masks",
+    "topk 10% EF",
+    "topk 10% EF21",
+    "topk 30% AQ-SGD",
+    "topk 10% AQ-SGD",
+    "quantise 4 bit states",
+    "quantise 2 bit states",
+)
+
+
+def draw(results: Results, path: Path) -> None:
+    plt = pyplot()
+    figure, ((shares, bits), (switch, samples)) = plt.subplots(2, 2, figsize=(12, 9), layout="constrained")
+    for axes, ticks, families in ((shares, SHARES, TOPK), (bits, BITS, QUANTISE), (samples, SHARES, AQSGD)):
+        draw_lines(axes, results, ticks, families)
+    shares.set(xlabel="numbers kept", title="TopK")
+    bits.set(xlabel="bits of a number", title="Quantisation")
+    samples.set(xlabel="numbers kept", title="TopK with AQ-SGD")
+    draw_switch(switch, results)
+    for axes in (shares, bits, switch, samples):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+    highest = ceiling(results)
+    figure.supxlabel(f"Losses above {highest:.2f} are drawn at {highest:.2f}.", fontsize=8)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def draw_lines(axes: Any, results: Results, ticks: Sequence[str], families: Families) -> None:
+    """Over evenly spaced ticks, with the range over seeds."""
+    for label, (pattern, colour, marker) in families.items():
+        found = [(at, results.best(pattern.format(tick))) for at, tick in enumerate(ticks)]
+        points = [(at, [min(value, ceiling(results)) for value in values]) for at, values in found if values]
+        middle = [mean(values) for _, values in points]
+        below = [at - min(values) for at, (_, values) in zip(middle, points, strict=True)]
+        above = [max(values) - at for at, (_, values) in zip(middle, points, strict=True)]
+        places = [at for at, _ in points]
+        axes.errorbar(places, middle, yerr=(below, above), color=colour, marker=marker, capsize=3, label=label)
+    axes.set_xticks(range(len(ticks)), ticks)
+    axes.set_xlim(-0.3, len(ticks) - 0.7)
+    axes.axhline(results.before, color="#444444", linewidth=1, linestyle=":", label="before fine-tuning")
+    axes.axhline(mean(results.best("uncompressed")), color="#444444", linewidth=1, label="uncompressed")
+    axes.set(ylabel="validation loss, the better of on and off")
+    room = 0.1 * results.gain
+    axes.set_ylim(min(results.best("uncompressed")) - room, max(results.before, axes.dataLim.y1) + room)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def draw_switch(axes: Any, results: Results) -> None:
+    """One row for each method: its loss with compression on and off at inference; beyond the ceiling, an arrow."""
+    names = [name for name in SWITCHED if results.on(name)]
+    for row, name in enumerate(names):
+        on, off = (min(mean(values), ceiling(results)) for values in (results.on(name), results.off(name)))
+        axes.plot([on, off], [row, row], color="#bbbbbb", linewidth=2, zorder=1)
+        for at, colour, label in ((on, BLUE, "on"), (off, ORANGE, "off")):
+            marker = ">" if at == ceiling(results) else "o"
+            axes.plot(at, row, marker, color=colour, markersize=7, label=label if row == 0 else None)
+    axes.axvline(mean(results.best("uncompressed")), color="#444444", linewidth=1)
+    axes.axvline(results.before, color="#444444", linewidth=1, linestyle=":")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set(xlabel="validation loss, nats per token", title="Compression on and off at inference")
+    if names:
+        axes.legend(frameon=False, fontsize=8, title="at inference", title_fontsize=8)
+
+
+def ceiling(results: Results) -> float:
+    """What is worse is drawn here."""
+    return results.before + results.gain
