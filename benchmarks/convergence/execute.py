@@ -120,7 +120,7 @@ def record(study: Study, folder: Path) -> dict[str, Any]:
 
 
 def result_path(study: Run, output: Path) -> Path:
-    return output / "runs" / f"{study.key}.json"
+    return output / "records" / f"{study.key}.json"
 
 
 def keep(study: Run, folder: Path, output: Path, record_of: Record = record) -> float | None:

@@ -42,7 +42,7 @@ class Gap:
 
 def read_results(output: Path) -> list[Result]:
     results = []
-    for path in sorted((output / "runs").glob("*.json")):
+    for path in sorted((output / "records").glob("*.json")):
         kept = json.loads(path.read_text())
         names = ("question", "name", "lr", "seed", "tokens", "bytes_per_token", "trainable", "validations")
         results.append(

@@ -76,7 +76,7 @@ def difference(first: float, second: float) -> float:
 
 def read_records(output: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Those of the fine-tunings, and that of the pretraining."""
-    kept = {path.stem: json.loads(path.read_text()) for path in sorted((output / "runs").glob("*.json"))}
+    kept = {path.stem: json.loads(path.read_text()) for path in sorted((output / "records").glob("*.json"))}
     pretraining = kept.pop("pretraining", None)
     if pretraining is None:
         raise UserError(f"there are no finished runs in {output}: python -m benchmarks.finetune run --data TOKENS")
