@@ -16,21 +16,24 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from benchmarks.convergence.execute import execute, result_path
-from benchmarks.convergence.runs import RUNS, core_hours
+from benchmarks.convergence.execute import execute, is_done
+from benchmarks.convergence.runs import all_runs, at_the_edge, best_rates, core_hours, learning_rates
 
 
 def print_list(output: Path) -> None:
+    runs = all_runs(output)
     print("| priority | question | run | lr | seed | bytes/token | M tokens | core-hours | |")
     print("|---:|---|---|---:|---:|---:|---:|---:|---|")
-    for study in RUNS:
-        state = "done" if result_path(study, output).is_file() else "open"
+    for study in runs:
+        state = "done" if is_done(study, output) else "open"
         print(
             f"| {study.priority} | {study.question} | {study.name} | {study.lr:g} | {study.seed} | "
             f"{study.nbytes_per_token:.0f} | {study.tokens / 1e6:.2f} | {core_hours(study):.2f} | {state} |"
         )
-    left = sum(core_hours(study) for study in RUNS if not result_path(study, output).is_file())
-    print(f"\n{len(RUNS)} runs, {sum(map(core_hours, RUNS)):.1f} core-hours in all, {left:.1f} still open")
+    left = sum(core_hours(study) for study in runs if not is_done(study, output))
+    print(f"\n{len(runs)} runs, {sum(map(core_hours, runs)):.1f} core-hours in all, {left:.1f} still open")
+    for kind in at_the_edge(best_rates(output)):
+        print(f"the best learning rate so far of {kind} is at the edge of those tried")
 
 
 def main() -> int:
@@ -58,8 +61,11 @@ def main() -> int:
         measure(options.data, options.output)
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    wanted = [study for study in RUNS if not options.only or study.question in options.only]
-    return execute(wanted, options.data, options.work, options.output, side_by_side=options.side_by_side)
+    common = {"work": options.work, "output": options.output, "side_by_side": options.side_by_side}
+    failed = execute(learning_rates(), options.data, **common)  # which the others need
+    wanted = [study for study in all_runs(options.output) if not options.only or study.question in options.only]
+    failed += execute(wanted, options.data, **common)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

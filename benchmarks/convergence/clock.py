@@ -2,30 +2,34 @@
 
     python -m benchmarks.convergence clock --data TOKENS
 
-Four processes, 1F1B, every one behind an emulated line, timed for a few steps of the same run that the study trained in
-one process: the losses are the same, bit for bit, so only the time has to be measured.
+Four processes, 1F1B, every one behind an emulated line, timed for a few steps of the run that the study trained in one
+process: with the same micro-batches the losses are the same, bit for bit, so only the time has to be measured.
 """
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
-from benchmarks.convergence.results import Result, best_of_learning_rates, read_results
-from benchmarks.convergence.runs import RUNS
+import msgspec
+
+from benchmarks.convergence.execute import settings_of
+from benchmarks.convergence.results import Result, read_results
+from benchmarks.convergence.runs import all_runs
 from benchmarks.convergence.study import TOKENS_PER_STEP, Study
+from thinpipe.bench.provenance import versions
 from thinpipe.core.config import dump_toml
 from thinpipe.core.files import write_atomically
 from thinpipe.report.curve import pyplot
 from thinpipe.report.summary import summarise
-from thinpipe.train.config import ParallelismSection, RunConfig, SchedulerSection, TrainingSection, ValidationSection
+from thinpipe.train.config import RunConfig, SchedulerSection, ValidationSection
 from thinpipe.transport.settings import LinkSection
 
 RATES: tuple[int | None, ...] = (None, 10, 20, 50, 80, 200)
@@ -33,22 +37,37 @@ RATES: tuple[int | None, ...] = (None, 10, 20, 50, 80, 200)
 STEPS, WARM_UP = 7, 2
 PAPER_RATE = 80
 
+Curve = list[tuple[int, float]]
+"""Tokens and validation loss."""
+
+
+class Timed(msgspec.Struct):
+    """Seconds of a step of one run, by the rate of the line."""
+
+    settings: str
+    seconds: dict[str, float] = {}
+
+
+class Times(msgspec.Struct):
+    """What OUTPUT/step_seconds.json holds, by the name of the run."""
+
+    versions: dict[str, Any]
+    runs: dict[str, Timed] = {}
+
+
+def read_times(output: Path) -> Times:
+    path = output / "step_seconds.json"
+    return msgspec.json.decode(path.read_bytes(), type=Times) if path.is_file() else Times(versions=versions())
+
 
 def timed_config(study: Study, data: Path, folder: Path, mbps: int | None) -> RunConfig:
     config = study.config(data, folder)
     line = LinkSection(up=f"{mbps}mbps", down=f"{mbps}mbps", latency="20ms") if mbps else LinkSection()
-    parallelism = ParallelismSection(
-        pipeline_parallel_degree=len(study.cuts) + 1,
-        pipeline_parallel_microbatch_size=1,
-        pipeline_parallel_extra_microbatches=4,
-    )
     return replace(
         config,
-        training=TrainingSection(
-            steps=STEPS, global_batch_size=config.training.global_batch_size, seq_len=config.training.seq_len
-        ),
+        training=replace(config.training, steps=STEPS),
         lr_scheduler=SchedulerSection(warmup_steps=1),
-        parallelism=parallelism,
+        parallelism=replace(config.parallelism, pipeline_parallel_degree=len(study.cuts) + 1),
         link=line,
         validation=ValidationSection(freq=0),
     )
@@ -67,82 +86,103 @@ def step_seconds(study: Study, data: Path, mbps: int | None) -> float:
         return median(step.seconds for step in summarise(Path(place) / "run").steps[WARM_UP:])
 
 
-def raced(results: list[Result]) -> list[Study]:
-    """The dense run and the subspace runs that have the longest results, seed 0."""
+def raced(output: Path) -> list[Study]:
+    """One study for every name that has results with the most tokens."""
+    results = read_results(output)
     longest = max(result.tokens for result in results)
-    done = {result.name for result in results if result.tokens == longest}
-    chosen = [study for study in RUNS if study.tokens == longest and study.seed == 0 and study.name in done]
-    return [study for study in chosen if study.name == "dense" or study.width is not None]
+    done = {result.name for result in results if result.tokens == longest and not result.diverged}
+    return list({study.name: study for study in all_runs(output) if study.name in done}.values())
 
 
 def measure(data: Path, output: Path) -> None:
-    """Adds what is missing to OUTPUT/step_seconds.json, then draws."""
-    path = output / "step_seconds.json"
-    times: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.is_file() else {}
-    todo = [
-        (study, mbps)
-        for study in raced(read_results(output))
-        for mbps in RATES
-        if str(mbps or "none") not in times.get(study.name, {})
-    ]
+    """Adds what is missing to OUTPUT/step_seconds.json, then reports."""
+    times, studies = read_times(output), raced(output)
+    for study in studies:
+        known = times.runs.get(study.name)
+        if known is None or known.settings != settings_of(study):
+            times.runs[study.name] = Timed(settings=settings_of(study))
+    todo = [(study, mbps) for study in studies for mbps in RATES if key(mbps) not in times.runs[study.name].seconds]
     for number, (study, mbps) in enumerate(todo, 1):
-        seconds = step_seconds(study, data, mbps)
-        times.setdefault(study.name, {})[str(mbps or "none")] = seconds
-        write_atomically(path, (json.dumps(times, indent=1) + "\n").encode())
-        print(f"[{number}/{len(todo)}] {study.name} at {mbps or 'no'} Mbps: {seconds:.3f} s a step", flush=True)
-    report_clock(output)
+        seconds = times.runs[study.name].seconds[key(mbps)] = step_seconds(study, data, mbps)
+        write_atomically(output / "step_seconds.json", msgspec.json.format(msgspec.json.encode(times)) + b"\n")
+        print(f"[{number}/{len(todo)}] {study.name} at {key(mbps)} Mbps: {seconds:.3f} s a step", flush=True)
+    print(report_clock(output))
 
 
-def tokens_to(loss: float, curve: list[tuple[int, float]]) -> float | None:
+def key(mbps: int | None) -> str:
+    return "unlimited" if mbps is None else str(mbps)
+
+
+def tokens_to(loss: float, curve: Curve) -> float | None:
     """Tokens after which a curve of validation losses first comes down to `loss`, on straight lines between points."""
+    if curve and curve[0][1] <= loss:
+        return float(curve[0][0])
     for (left, above), (right, below) in pairwise(curve):
         if below <= loss <= above:
             return left + (right - left) * (above - loss) / (above - below) if above > below else float(left)
     return None
 
 
-def curves(results: list[Result]) -> Iterator[tuple[str, list[tuple[int, float]]]]:
-    for result in results:
-        yield result.name, [(int(point["tokens"]), point["loss"]) for point in result.validations]
+def fewest_tokens_to(loss: float, curves: Sequence[Curve]) -> float | None:
+    """Over runs of every length: one whose rate had decayed by then may be there before the middle of a longer one."""
+    found = [tokens for curve in curves if (tokens := tokens_to(loss, curve)) is not None]
+    return min(found, default=None)
 
 
-def report_clock(output: Path) -> None:
-    times = json.loads((output / "step_seconds.json").read_text())
-    results = read_results(output)
+def curve_of(result: Result) -> Curve:
+    return [(int(point["tokens"]), point["loss"]) for point in result.validations]
+
+
+def report_clock(output: Path) -> str:
+    times = read_times(output).runs
+    results = [result for result in read_results(output) if not result.diverged and result.name in times]
     longest = max(result.tokens for result in results)
-    wanted = [r for r in best_of_learning_rates(results) if r.tokens == longest and r.seed == 0 and r.name in times]
-    losses = dict(curves(wanted))
-    target = max(curve[-1][1] for curve in losses.values())
+    finals: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        if result.tokens == longest:
+            finals[result.name].append(result)
+    target = max(mean(result.loss for result in same) for same in finals.values())
     lines = [
         "# Loss over the clock",
         "",
-        f"Seconds to a validation loss of {target:.3f}, which every one of these reaches within {longest / 1e6:.1f} M "
-        "tokens. Four stages on one machine, 40 ms round trip; losses of the study, seconds of timed steps.",
+        f"Minutes to a validation loss of {target:.3f}, the mean of the least and the most over seeds. It is the last "
+        f"loss of the worst of these after {longest / 1e6:.1f} M tokens. Four stages on one machine, 40 ms there and "
+        "back; losses of the study, seconds of timed steps. Of runs of several lengths the first to arrive counts. "
+        "Still, the better a method, the earlier in its schedule it is read off, which is to its disadvantage.",
         "",
-        "| run | " + " | ".join(f"{mbps} Mbps" if mbps else "no line" for mbps in RATES) + " |",
-        "|---|" + "---:|" * len(RATES),
+        "| run | seeds | " + " | ".join(f"{key(mbps)} Mbps" for mbps in RATES) + " |",
+        "|---|---:|" + "---:|" * len(RATES),
     ]
-    to_target: dict[str, dict[str, float]] = {}
-    for name, curve in losses.items():
-        tokens = tokens_to(target, curve)
-        assert tokens is not None, "the target is the highest of the last losses"
-        to_target[name] = {rate: tokens / TOKENS_PER_STEP * seconds for rate, seconds in times[name].items()}
-        cells = (f"{to_target[name][str(mbps or 'none')]:,.0f}" for mbps in RATES)
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += ["", *crossings(to_target), ""]
+    minutes: dict[str, dict[str, float]] = {}
+    for name in finals:
+        by_seed: dict[int, list[Curve]] = defaultdict(list)
+        for result in results:
+            if result.name == name:
+                by_seed[result.seed].append(curve_of(result))
+        found = [fewest_tokens_to(target, curves) for curves in by_seed.values()]
+        arrived = [tokens for tokens in found if tokens is not None]
+        if not arrived:
+            continue
+        tokens = (min(arrived) + max(arrived)) / 2
+        steps = tokens / TOKENS_PER_STEP
+        minutes[name] = {rate: steps * seconds / 60 for rate, seconds in times[name].seconds.items()}
+        cells = (f"{minutes[name][key(mbps)]:,.1f}" for mbps in RATES)
+        lines.append(f"| {name} | {len(arrived)} of {len(found)} | " + " | ".join(cells) + " |")
+    lines += ["", *crossings(minutes), "", "![loss over the clock](clock.png)", ""]
     (output / "clock.md").write_text("\n".join(lines))
-    print("\n".join(lines))
-    draw(losses, times, to_target, target, output / "clock.png")
+    first = {name: curve_of(min(same, key=lambda result: (result.seed, result.loss))) for name, same in finals.items()}
+    draw(first, {name: times[name].seconds for name in finals}, minutes, target, output / "clock.png")
+    return "\n".join(lines)
 
 
-def crossings(to_target: dict[str, dict[str, float]]) -> list[str]:
+def crossings(minutes: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Between which measured rates dense overtakes each of the others."""
-    rates = [str(mbps) for mbps in RATES if mbps]
+    rates = [key(mbps) for mbps in RATES if mbps]
     lines = []
-    for name, seconds in to_target.items():
+    for name, mine in minutes.items():
         if name == "dense":
             continue
-        wins = [rate for rate in rates if to_target["dense"][rate] <= seconds[rate]]
+        wins = [rate for rate in rates if minutes["dense"][rate] <= mine[rate]]
         loses = [rate for rate in rates if rate not in wins]
         if not wins:
             lines.append(f"- {name} reaches the loss before dense at every rate measured, up to {rates[-1]} Mbps.")
@@ -153,25 +193,30 @@ def crossings(to_target: dict[str, dict[str, float]]) -> list[str]:
     return lines
 
 
-def draw(losses: dict[str, Any], times: dict[str, Any], to_target: dict[str, Any], target: float, path: Path) -> None:
+def draw(
+    curves: Mapping[str, Curve],
+    seconds: Mapping[str, Mapping[str, float]],
+    minutes: Mapping[str, Mapping[str, float]],
+    target: float,
+    path: Path,
+) -> None:
     plt = pyplot()
     figure, (over_time, to_loss) = plt.subplots(1, 2, figsize=(12, 4.4), layout="constrained")
-    colours = dict(zip(losses, plt.get_cmap("tab10").colors, strict=False))
-    for name, curve in losses.items():
-        for rate, style in (("none", ":"), (str(PAPER_RATE), "-")):
-            if rate == "none" and name != "dense":
+    colours = {name: plt.get_cmap("tab10")(index) for index, name in enumerate(curves)}
+    for name, curve in curves.items():
+        for rate, style in (("unlimited", ":"), (str(PAPER_RATE), "-")):
+            if rate == "unlimited" and name != "dense":
                 continue
-            minutes = [tokens / TOKENS_PER_STEP * times[name][rate] / 60 for tokens, _ in curve]
-            label = f"{name}, {'no line' if rate == 'none' else rate + ' Mbps'}"
-            over_time.plot(minutes, [loss for _, loss in curve], style, marker="o", color=colours[name], label=label)
+            times = [tokens / TOKENS_PER_STEP * seconds[name][rate] / 60 for tokens, _ in curve]
+            label = f"{name}, {'no limit' if rate == 'unlimited' else rate + ' Mbps'}"
+            over_time.plot(times, [loss for _, loss in curve], style, marker="o", color=colours[name], label=label)
     over_time.axhline(target, color="#444444", linewidth=1)
     over_time.set(
         xlabel="minutes", ylabel="validation loss, nats per token", title=f"Loss over time, {PAPER_RATE} Mbps"
     )
     rates = [mbps for mbps in RATES if mbps]
-    for name, seconds in to_target.items():
-        minutes = [seconds[str(mbps)] / 60 for mbps in rates]
-        to_loss.plot(rates, minutes, "o-", color=colours[name], label=name)
+    for name, mine in minutes.items():
+        to_loss.plot(rates, [mine[key(mbps)] for mbps in rates], "o-", color=colours[name], label=name)
     to_loss.set_xscale("log")
     to_loss.set_yscale("log")
     to_loss.set_xticks(rates, [str(mbps) for mbps in rates])

@@ -1,19 +1,23 @@
 """Carries runs out: `thinpipe train` in one process at one thread, several side by side, each resumable by itself."""
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.convergence.study import TOKENS_PER_STEP, Study, trainable
 from thinpipe.core.config import dump_toml
+from thinpipe.core.errors import UserError
 from thinpipe.core.events import Stopped, read_events
+from thinpipe.core.files import write_atomically
 from thinpipe.report.summary import summarise
 from thinpipe.train.config import RunConfig
 
@@ -66,17 +70,25 @@ def ended(folder: Path) -> str | None:
     return reasons[-1] if reasons and reasons[-1] in ("finished", "not_finite") else None
 
 
+def settings_of(run: Run) -> str:
+    """What makes a record that of this run."""
+    return dump_toml(run.config(Path("TOKENS"), Path("RUN")))
+
+
 def start(study: Run, data: Path, work: Path) -> Running:
     folder = work / study.key
+    settings, wanted = folder / "wanted.toml", dump_toml(study.config(data, folder))
+    if settings.is_file() and settings.read_text() != wanted:
+        shutil.rmtree(folder)  # begun with other settings: not the run that is asked for
     folder.mkdir(parents=True, exist_ok=True)
-    settings = folder / "wanted.toml"
-    settings.write_text(dump_toml(study.config(data, folder)))
+    settings.write_text(wanted)
     with (folder / "console.log").open("ab") as console:
         process = subprocess.Popen(
             [sys.executable, "-m", "thinpipe", "train", str(settings)],
             env=os.environ | ONE_THREAD | KEEP_FREED_MEMORY,
             stdout=console,
             stderr=console,
+            start_new_session=True,  # Ctrl+C reaches this process alone, which then asks each run to stop, once
         )
     return Running(study, folder, process, steps_done(folder))
 
@@ -88,13 +100,16 @@ def record(study: Study, folder: Path) -> dict[str, Any]:
     return {
         "question": study.question,
         "name": study.name,
+        "kind": study.kind,
         "ended": ended(folder),
         "lr": study.lr,
         "seed": study.seed,
-        "tokens": last.tokens,
+        "tokens": study.tokens,
+        "tokens_reached": last.tokens,
+        "boundaries": len(study.cuts),
         "bytes_per_token": study.nbytes_per_token,
         "trainable": trainable(study.model),
-        "settings": dump_toml(study.config(Path("TOKENS"), Path("RUN"))),
+        "settings": settings_of(study),
         "versions": summary.starts[-1].versions,
         "starts": len(summary.starts),
         "seconds": round(summary.seconds, 1),
@@ -123,50 +138,79 @@ def result_path(study: Run, output: Path) -> Path:
     return output / "records" / f"{study.key}.json"
 
 
-def keep(study: Run, folder: Path, output: Path, record_of: Record = record) -> float | None:
+def is_done(run: Run, output: Path) -> bool:
+    """There is a record of it, made with the same settings."""
+    path = result_path(run, output)
+    return path.is_file() and json.loads(path.read_text())["settings"] == settings_of(run)
+
+
+def keep(study: Run, folder: Path, output: Path, record_of: Record) -> float | None:
     """Writes the record, removes the rest; the last validation loss."""
     kept = record_of(study, folder)
     path = result_path(study, output)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(kept) + "\n")
+    write_atomically(path, (json.dumps(kept) + "\n").encode())
     shutil.rmtree(folder)
-    return kept["validations"][-1]["loss"] if kept["validations"] else None
+    finished = kept["ended"] == "finished" and kept["validations"]
+    return kept["validations"][-1]["loss"] if finished else None
+
+
+@contextmanager
+def alone_in(work: Path) -> Iterator[None]:
+    """Two at work in one folder would write into each other's runs."""
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another study is at work in {work}: wait for it, or give another --work") from None
+        yield
 
 
 def execute(
     studies: Sequence[Run], data: Path, work: Path, output: Path, *, side_by_side: int, record_of: Record = record
 ) -> int:
-    """Carries out what has no record yet, in the given order; the number of runs that failed."""
-    waiting = [study for study in studies if not result_path(study, output).is_file()]
-    todo = sum(study.steps - steps_done(work / study.key) for study in waiting)
-    per_step = max((study.tokens // study.steps for study in studies), default=0)
+    """Carries out what has no record yet, by priority; the number of runs that failed."""
+    waiting = [study for study in studies if not is_done(study, output)]
+    todo = sum(study.steps - min(study.steps, steps_done(work / study.key)) for study in waiting)
+    million_tokens = sum(study.tokens for study in waiting) / 1e6
     running, done, failed, began, told = list[Running](), 0, 0, time.monotonic(), 0.0
-    print(f"{len(waiting)} of {len(studies)} runs to do, {todo * per_step / 1e6:.1f} M tokens", flush=True)
-    try:
-        while waiting or running:
-            while waiting and len(running) < side_by_side:
-                running.append(start(waiting.pop(0), data, work))
-            time.sleep(0.5)
-            for run in [run for run in running if run.process.poll() is not None]:
-                running.remove(run)
-                if ended(run.folder) is None:
-                    failed += 1
-                    tail = (run.folder / "console.log").read_text()[-400:]
-                    print(f"{run.study.key} failed; its last words:\n{tail}", flush=True)
-                else:
-                    loss = keep(run.study, run.folder, output, record_of)
-                    print(f"{run.study.key}: validation loss {loss:.4f}" if loss else f"{run.study.key}: diverged")
-                done += run.study.steps - run.first_step
-            if time.monotonic() - told > STATUS_SECONDS:
-                told = time.monotonic()
-                now = done + sum(max(0, run.step - run.first_step) for run in running)
-                rate = now / (told - began)
-                left = f"{(todo - now) / rate / 60:.0f} min left" if rate else "no estimate yet"
-                names = "; ".join(f"{run.study.key} {run.step}/{run.study.steps}" for run in running)
-                print(f"{rate * per_step:,.0f} tokens/s, {left}, {len(waiting)} waiting: {names}", flush=True)
-    finally:
-        for run in running:
-            run.process.terminate()  # it saves a checkpoint and goes on from there the next time
-        for run in running:
-            run.process.wait(timeout=60)
+    print(f"{len(waiting)} of {len(studies)} runs to do, {million_tokens:.1f} M tokens", flush=True)
+    with alone_in(work):
+        try:
+            while waiting or running:
+                while waiting and len(running) < side_by_side:
+                    running.append(start(waiting.pop(0), data, work))
+                time.sleep(0.5)
+                for run in [run for run in running if run.process.poll() is not None]:
+                    running.remove(run)
+                    failed += not _settle(run, output, record_of)
+                    done += run.study.steps - run.first_step
+                if time.monotonic() - told > STATUS_SECONDS:
+                    told = time.monotonic()
+                    now = done + sum(max(0, run.step - run.first_step) for run in running)
+                    _tell(running, len(waiting), steps_left=todo - now, steps_per_second=now / (told - began))
+        finally:
+            for run in running:
+                run.process.terminate()  # it saves a checkpoint and goes on from there the next time
+            for run in running:
+                with suppress(subprocess.TimeoutExpired):
+                    run.process.wait(timeout=60)
     return failed
+
+
+def _settle(run: Running, output: Path, record_of: Record) -> bool:
+    """Keeps what an ended run came to, or says why there is nothing to keep."""
+    if ended(run.folder) is None:
+        tail = (run.folder / "console.log").read_text()[-400:]
+        print(f"{run.study.key} failed; its last words:\n{tail}", flush=True)
+        return False
+    loss = keep(run.study, run.folder, output, record_of)
+    print(f"{run.study.key}: " + ("diverged" if loss is None else f"validation loss {loss:.4f}"), flush=True)
+    return True
+
+
+def _tell(running: Sequence[Running], waiting: int, *, steps_left: int, steps_per_second: float) -> None:
+    left = f"{steps_left / steps_per_second / 60:.0f} min left" if steps_per_second else "no estimate yet"
+    names = "; ".join(f"{run.study.key} {run.step}/{run.study.steps}" for run in running)
+    print(f"{steps_per_second:.2f} steps/s, {left}, {waiting} waiting: {names}", flush=True)

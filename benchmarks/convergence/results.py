@@ -3,9 +3,8 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,9 +16,8 @@ class Result:
     tokens: int
     bytes_per_token: float
     trainable: int
+    boundaries: int
     validations: list[dict[str, float]]
-    basis_changes: list[dict[str, Any]]
-    skipped: int
     diverged: bool
 
     @property
@@ -44,15 +42,9 @@ def read_results(output: Path) -> list[Result]:
     results = []
     for path in sorted((output / "records").glob("*.json")):
         kept = json.loads(path.read_text())
-        names = ("question", "name", "lr", "seed", "tokens", "bytes_per_token", "trainable", "validations")
-        results.append(
-            Result(
-                **{name: kept[name] for name in names},
-                basis_changes=kept["basis_changes"],
-                skipped=kept["skipped"],
-                diverged=kept["ended"] != "finished",
-            )
-        )
+        names = [field.name for field in fields(Result) if field.name != "diverged"]
+        ends_well = kept["ended"] == "finished" and kept["validations"][-1]["tokens"] == kept["tokens"]
+        results.append(Result(**{name: kept[name] for name in names}, diverged=not ends_well))
     return results
 
 

@@ -1,11 +1,14 @@
 """Which runs the study has, by priority: first what the others depend on, then one question after the other.
 
-Learning rates of all but the first question are the best of the first (`LR`), which is why that one comes first.
+The first question is the learning rate of every kind of method; all others use the best that its records show.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
+from benchmarks.convergence.execute import is_done, result_path
 from benchmarks.convergence.study import Study
 from thinpipe.boundary.settings import BoundarySection, Compression
 from thinpipe.models.config import SubspaceConfig
@@ -15,8 +18,16 @@ SHORT, LONG = 524_288, 4_194_304
 TOKENS_PER_CORE_SECOND = 3_000.0
 """Roughly, for the estimate of core-hours: one thread, while another run has the other core."""
 
-LR = {"dense": 3e-3, "row": 3e-3, "element": 6e-3, "topk": 3e-3, "quantise": 3e-3, "lowrank": 3e-3}
-"""The best at SHORT tokens, seed 0 and 16 times fewer bytes (quantise: 8)."""
+RATES: dict[str, tuple[float, ...]] = {
+    "dense": (7.5e-4, 1.5e-3, 3e-3),
+    "row": (7.5e-4, 1.5e-3, 3e-3),
+    "element": (7.5e-4, 1.5e-3, 3e-3, 6e-3),
+    "topk": (7.5e-4, 1.5e-3, 3e-3),
+    "quantise": (7.5e-4, 1.5e-3, 3e-3),
+    "lowrank": (7.5e-4, 1.5e-3, 3e-3),
+}
+"""At 16 times fewer bytes d/k is 16, its root 4: plain AdamW moves coordinates by 4 times less than the row-wise rule,
+so its rates reach higher. In a first try, up to 2.4e-2, higher rates were worse for all of them."""
 
 SEEDS = (0, 1, 2)
 
@@ -41,87 +52,135 @@ def lowrank(rank: int) -> BoundarySection:
     return BoundarySection(states=leg, gradients=leg)
 
 
-TOPK = {8: topk(0.085), 16: topk(0.0425), 32: topk(0.0212)}
-LOWRANK = {8: lowrank(28), 16: lowrank(14), 32: lowrank(7)}
+TOPK = {8: topk(0.09), 16: topk(0.041), 32: topk(0.0205)}
+LOWRANK = {8: lowrank(21), 16: lowrank(10), 32: lowrank(5)}
 WIDTH = {8: 32, 16: 16, 32: 8}
 """By how many times fewer bytes than dense bf16."""
 
-BASE = Study(question="", name="dense", priority=0, tokens=SHORT, lr=LR["dense"])
-ROW = replace(BASE, name="subspace 16x", width=WIDTH[16], lr=LR["row"])
-ELEMENT = replace(ROW, name="subspace 16x plain AdamW", second_moment="element", lr=LR["element"])
+DENSE = Study(question="learning rate", name="dense", kind="dense", priority=0, tokens=SHORT, lr=1.5e-3)
+ROW = replace(DENSE, name="subspace 16x", kind="row", width=WIDTH[16])
+ELEMENT = replace(ROW, name="subspace 16x plain AdamW", kind="element", second_moment="element")
+METHODS = {
+    "dense": DENSE,
+    "row": ROW,
+    "element": ELEMENT,
+    "topk": replace(DENSE, name="topk 16x", kind="topk", boundary=TOPK[16]),
+    "quantise": replace(DENSE, name="quantise 2 bit", kind="quantise", boundary=quantise(2)),
+    "lowrank": replace(DENSE, name="lowrank 16x", kind="lowrank", boundary=LOWRANK[16]),
+}
 
 
-def learning_rates() -> Iterator[Study]:
-    """d/k is 16 here, its root 4: the range for plain AdamW on coordinates reaches 4 times higher."""
-    base = replace(BASE, question="learning rate")
-    yield replace(base, lr=7.5e-4)
-    for lr in (1.5e-3, 3e-3, 6e-3):
-        yield replace(base, lr=lr)
-        yield replace(base, name="topk 16x", boundary=TOPK[16], lr=lr, priority=1)
-        yield replace(base, name="quantise 2 bit", boundary=quantise(2), lr=lr, priority=1)
-        yield replace(base, name="lowrank 16x", boundary=LOWRANK[16], lr=lr, priority=1)
-    for lr in (1.5e-3, 3e-3, 6e-3, 1.2e-2):
-        yield replace(ROW, question=base.question, lr=lr)
-        yield replace(ELEMENT, question=base.question, lr=2 * lr)
+def learning_rates() -> list[Study]:
+    return [replace(METHODS[kind], lr=rate) for kind, rates in RATES.items() for rate in rates]
 
 
-def pieces() -> Iterator[Study]:
-    """The paper's parts, one by one, at 16 times fewer bytes."""
-    base = replace(ROW, question="pieces", priority=2)
-    for interval in (50, 200):
-        yield replace(base, name=f"basis every {interval}", basis=BasisSection(interval=interval))
-    for size in (0.1, 10.0):
-        yield replace(base, name=f"basis every 50, step size {size:g}", basis=BasisSection(interval=50, step_size=size))
-    plain = replace(ELEMENT, question=base.question, priority=2)
-    yield replace(plain, name="plain AdamW, basis every 50", basis=BasisSection(interval=50))
-    yield replace(base, name="Gaussian table", subspace=SubspaceConfig(fixed="gaussian"))
-    for std in (0.002, 0.2):
-        yield replace(base, name=f"table of {std:g}", subspace=SubspaceConfig(fixed_std=std))
-    yield replace(base, name="last segment confined", subspace=SubspaceConfig(free_last=False))
-    yield replace(base, name="same trainable count", matched=True)
-    yield replace(plain, name="plain AdamW, same trainable count", matched=True)
+def best_rates(output: Path) -> dict[str, float]:
+    """Of each kind, by the records of the first question; before there are any, the one in the middle."""
+    best = {}
+    for kind, rates in RATES.items():
+        losses = {rate: _last_loss(replace(METHODS[kind], lr=rate), output) for rate in rates}
+        known = {rate: loss for rate, loss in losses.items() if loss is not None}
+        best[kind] = min(known, key=known.__getitem__) if known else rates[len(rates) // 2]
+    return best
 
 
-def ratios() -> Iterator[Study]:
-    """Every method at the same bytes; those at 16 times were runs of the first question."""
-    base = replace(BASE, question="bytes", priority=3)
-    for ratio in (8, 32):
-        for kind in (ROW, ELEMENT):
-            name = kind.name.replace("16x", f"{ratio}x")
-            yield replace(kind, question=base.question, priority=3, name=name, width=WIDTH[ratio])
-        yield replace(base, name=f"topk {ratio}x", boundary=TOPK[ratio], lr=LR["topk"])
-        yield replace(base, name=f"lowrank {ratio}x", boundary=LOWRANK[ratio], lr=LR["lowrank"])
-    for bits in (4, 8):
-        yield replace(base, name=f"quantise {bits} bit", boundary=quantise(bits), lr=LR["quantise"])
-    yield replace(base, name="topk 8x, own mask backward", boundary=topk(0.065, reuse=False), lr=LR["topk"])
-    for memory in ("ef", "ef21"):
-        yield replace(base, name=f"topk 8x, {memory}", boundary=topk(0.085, memory=memory), lr=LR["topk"])
+def at_the_edge(best: Mapping[str, float]) -> list[str]:
+    """Kinds whose best rate is the lowest or the highest that was tried: there may be a better one beyond."""
+    return [kind for kind, rate in best.items() if rate in (RATES[kind][0], RATES[kind][-1])]
 
 
-def depths() -> Iterator[Study]:
-    """Do errors pile up with the number of boundaries? Three were runs of the questions above."""
-    base = replace(BASE, question="boundaries", priority=4)
-    for cuts in ((4,), (1, 2, 3, 4, 5, 6, 7)):
-        count = f"{len(cuts)} boundaries" if len(cuts) > 1 else "1 boundary"
-        yield replace(base, name=f"topk 16x, {count}", boundary=TOPK[16], lr=LR["topk"], cuts=cuts)
-        yield replace(base, name=f"quantise 4 bit, {count}", boundary=quantise(4), lr=LR["quantise"], cuts=cuts)
-        thin = replace(ROW, question=base.question, priority=base.priority, cuts=cuts)
-        yield replace(thin, name=f"subspace 16x, {count}")
-        confined = SubspaceConfig(free_last=False)
-        yield replace(thin, name=f"subspace 16x, last segment confined, {count}", subspace=confined)
+def _last_loss(study: Study, output: Path) -> float | None:
+    if not is_done(study, output):
+        return None
+    kept = json.loads(result_path(study, output).read_text())
+    return kept["validations"][-1]["loss"] if kept["ended"] == "finished" else None
 
 
-def finalists() -> Iterator[Study]:
-    """Three seeds, and as many tokens as there is time for."""
-    for seed in SEEDS:
-        base = replace(BASE, question="finalists", tokens=LONG, seed=seed, priority=5 + seed)
-        yield base
-        for ratio in (16, 8, 32):
-            best = replace(ELEMENT, name=f"subspace {ratio}x plain AdamW", width=WIDTH[ratio])
-            yield replace(best, question=base.question, tokens=LONG, seed=seed, priority=base.priority)
-        yield replace(base, name="topk 8x", boundary=TOPK[8], lr=LR["topk"])
-        yield replace(base, name="quantise 4 bit", boundary=quantise(4), lr=LR["quantise"])
+class Questions:
+    """All but the first, at these learning rates."""
+
+    def __init__(self, rates: Mapping[str, float]) -> None:
+        self.base = {kind: replace(METHODS[kind], lr=rate) for kind, rate in rates.items()}
+
+    def of(self, kind: str, question: str, priority: int, name: str | None = None) -> Study:
+        study = self.base[kind]
+        return replace(study, question=question, priority=priority, name=name or study.name)
+
+    def noise(self) -> Iterator[Study]:
+        """What another seed changes, so that the tables of one seed can be read."""
+        for seed in SEEDS[1:]:
+            for kind in ("dense", "row"):
+                yield replace(self.of(kind, "noise", 1), seed=seed)
+
+    def pieces(self) -> Iterator[Study]:
+        """The paper's parts, one by one, at 16 times fewer bytes."""
+
+        def row(name: str) -> Study:
+            return self.of("row", "pieces", 2, name)
+
+        for interval in (50, 200):
+            yield replace(row(f"basis every {interval}"), basis=BasisSection(interval=interval))
+        for size in (0.1, 10.0):
+            named = row(f"basis every 50, step size {size:g}")
+            yield replace(named, basis=BasisSection(interval=50, step_size=size))
+        yield replace(row("Gaussian table"), subspace=SubspaceConfig(fixed="gaussian"))
+        for std in (0.002, 0.2):
+            yield replace(row(f"table of {std:g}"), subspace=SubspaceConfig(fixed_std=std))
+        yield replace(row("last segment confined"), subspace=SubspaceConfig(free_last=False))
+        yield replace(row("same trainable count"), matched=True)
+        plain = self.of("element", "pieces", 2, "plain AdamW, basis every 50")
+        yield replace(plain, basis=BasisSection(interval=50))
+
+    def ratios(self) -> Iterator[Study]:
+        """Every method at the same bytes; those at 16 times were runs of the first question."""
+        for ratio in (8, 32):
+            yield replace(self.of("row", "bytes", 3, f"subspace {ratio}x"), width=WIDTH[ratio])
+            yield replace(self.of("topk", "bytes", 3, f"topk {ratio}x"), boundary=TOPK[ratio])
+            yield replace(self.of("lowrank", "bytes", 3, f"lowrank {ratio}x"), boundary=LOWRANK[ratio])
+        for bits in (4, 8):
+            yield replace(self.of("quantise", "bytes", 3, f"quantise {bits} bit"), boundary=quantise(bits))
+        own = self.of("topk", "bytes", 3, "topk 8x, own mask backward")
+        yield replace(own, boundary=topk(0.0635, reuse=False))
+        for memory in ("ef", "ef21"):
+            yield replace(self.of("topk", "bytes", 3, f"topk 8x, {memory}"), boundary=topk(0.09, memory=memory))
+
+    def depths(self) -> Iterator[Study]:
+        """Do errors pile up with the number of boundaries? Those with three were runs of the questions above."""
+        for cuts in ((4,), (1, 2, 3, 4, 5, 6, 7)):
+            count = f"{len(cuts)} boundaries" if len(cuts) > 1 else "1 boundary"
+            yield replace(self.of("topk", "boundaries", 4, f"topk 16x, {count}"), cuts=cuts)
+            four = self.of("quantise", "boundaries", 4, f"quantise 4 bit, {count}")
+            yield replace(four, boundary=quantise(4), cuts=cuts)
+            yield replace(self.of("row", "boundaries", 4, f"subspace 16x, {count}"), cuts=cuts)
+            confined = self.of("row", "boundaries", 4, f"subspace 16x, last segment confined, {count}")
+            yield replace(confined, subspace=SubspaceConfig(free_last=False), cuts=cuts)
+
+    def finalists(self) -> Iterator[Study]:
+        """Three seeds, and as many tokens as there is time for; half the rate too, since more steps may want less."""
+        for seed in SEEDS:
+
+            def final(kind: str, name: str, seed: int = seed) -> Study:
+                return replace(self.of(kind, "finalists", 5 + seed, name), tokens=LONG, seed=seed)
+
+            yield final("dense", "dense")
+            for ratio in (16, 8, 32):
+                yield replace(final("row", f"subspace {ratio}x"), width=WIDTH[ratio])
+            yield replace(final("topk", "topk 8x"), boundary=TOPK[8])
+            yield replace(final("quantise", "quantise 4 bit"), boundary=quantise(4))
+            if seed == 0:
+                yield replace(final("dense", "dense"), lr=self.base["dense"].lr / 2)
+                yield replace(final("row", "subspace 16x"), lr=self.base["row"].lr / 2)
+
+    def __iter__(self) -> Iterator[Study]:
+        yield from self.noise()
+        yield from self.pieces()
+        yield from self.ratios()
+        yield from self.depths()
+        yield from self.finalists()
 
 
-RUNS = sorted((*learning_rates(), *pieces(), *ratios(), *depths(), *finalists()), key=lambda study: study.priority)
-assert len({study.key for study in RUNS}) == len(RUNS), "two runs have one name"
+def all_runs(output: Path) -> list[Study]:
+    """By priority, at the learning rates that the records in `output` show to be best."""
+    runs = [*learning_rates(), *Questions(best_rates(output))]
+    assert len({study.key for study in runs}) == len(runs), "two runs have one name"
+    return sorted(runs, key=lambda study: study.priority)

@@ -19,6 +19,7 @@ from thinpipe.train.config import (
     MetricsSection,
     ModelSection,
     OptimizerSection,
+    ParallelismSection,
     RunConfig,
     SchedulerSection,
     TrainingSection,
@@ -26,7 +27,7 @@ from thinpipe.train.config import (
 )
 
 PRESET, DIM, VOCABULARY = "llama-10m", 256, 4096
-BATCH, TOKENS = 16, 128
+BATCH, MICROBATCH, TOKENS = 16, 4, 128
 TOKENS_PER_STEP = BATCH * TOKENS
 DENSE = BoundarySection(forward="bf16", backward="bf16")
 """What an ordinary pipeline sends, and every ratio of bytes is against."""
@@ -42,6 +43,8 @@ class Study:
     name: str
     priority: int
     tokens: int
+    kind: str
+    """Of the methods that share a learning rate."""
     lr: float
     seed: int = 0
     width: int | None = None
@@ -79,6 +82,7 @@ class Study:
             model=self.model,
             data=DataSection(path=data),
             training=TrainingSection(steps=self.steps, global_batch_size=BATCH, seq_len=TOKENS),
+            parallelism=ParallelismSection(pipeline_parallel_microbatch_size=MICROBATCH),
             optimizer=OptimizerSection(lr=self.lr, second_moment=self.second_moment),  # type: ignore[arg-type]
             lr_scheduler=SchedulerSection(warmup_steps=max(1, self.steps // 20)),
             basis=self.basis,
@@ -94,13 +98,13 @@ class Study:
     def method(self) -> BoundaryMethod:
         """Of each of its boundaries."""
         width = self.width or DIM
-        shape = MessageShape(batch=BATCH, tokens=TOKENS, width=width, vocab_size=VOCABULARY, dtype=torch.float32)
+        shape = MessageShape(batch=MICROBATCH, tokens=TOKENS, width=width, vocab_size=VOCABULARY, dtype=torch.float32)
         return make_method(self.boundary, shape, confined=self.width is not None, seed=self.seed)
 
     @property
     def nbytes_per_token(self) -> float:
         """That cross each boundary, both ways, ids and scales included."""
-        return (self.method.forward_nbytes + self.method.backward_nbytes) / TOKENS_PER_STEP
+        return (self.method.forward_nbytes + self.method.backward_nbytes) / (MICROBATCH * TOKENS)
 
 
 def trainable(section: ModelSection) -> int:

@@ -1,66 +1,152 @@
-"""The study compares like with like, keeps what it measured and repeats nothing."""
+"""The study compares like with like, keeps what it measured, repeats nothing and hides no failure."""
 
 import json
 import re
+import tomllib
 from dataclasses import replace
 
+import msgspec
 import pytest
 
-from benchmarks.convergence.clock import tokens_to
-from benchmarks.convergence.execute import execute, result_path
+from benchmarks.convergence.clock import Timed, Times, fewest_tokens_to, report_clock, tokens_to
+from benchmarks.convergence.execute import alone_in, execute, is_done, result_path, settings_of
+from benchmarks.convergence.report import report
 from benchmarks.convergence.results import Dense, read_results
-from benchmarks.convergence.runs import BASE, ROW, RUNS
+from benchmarks.convergence.runs import DENSE, LONG, RATES, ROW, all_runs, at_the_edge, best_rates
 from benchmarks.convergence.study import TOKENS_PER_STEP, trainable
 from tests.train.conftest import tokens  # noqa: F401  a fixture
+from thinpipe.core.config import differences
+from thinpipe.core.errors import UserError
 
 
-def test_runs_of_one_ratio_send_as_many_bytes() -> None:
-    for study in RUNS:
+def keep(output, study, losses, *, ended="finished"):
+    """A made-up record: these validation losses at equal distances."""
+    path = result_path(study, output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    points = [
+        {"tokens": study.tokens * number // len(losses), "loss": loss, "bits_per_byte": loss / 2}
+        for number, loss in enumerate(losses, 1)
+    ]
+    kept = {
+        "question": study.question, "name": study.name, "lr": study.lr, "seed": study.seed, "tokens": study.tokens,
+        "boundaries": len(study.cuts), "bytes_per_token": study.nbytes_per_token, "trainable": 1, "ended": ended,
+        "settings": settings_of(study), "validations": points,
+    }  # fmt: skip
+    path.write_text(json.dumps(kept))
+
+
+def test_runs_of_one_ratio_send_as_many_bytes(tmp_path):
+    for study in all_runs(tmp_path):
         named = re.search(r"\b(\d+)x", study.name)
         if named:
-            ratio = BASE.nbytes_per_token / study.nbytes_per_token
+            ratio = DENSE.nbytes_per_token / study.nbytes_per_token
             assert ratio == pytest.approx(float(named[1]), rel=0.06), study.name
 
 
-def test_a_matched_model_trains_as_much_as_the_dense_one() -> None:
-    dense, same_shape = trainable(BASE.model), trainable(ROW.model)
+def test_a_matched_model_trains_as_much_as_the_dense_one():
+    dense, same_shape = trainable(DENSE.model), trainable(ROW.model)
     assert same_shape < 0.8 * dense
     assert trainable(replace(ROW, matched=True).model) == pytest.approx(dense, rel=1e-3)
 
 
-def test_runs_share_everything_but_what_they_ask(tmp_path) -> None:
-    configs = [study.config(tmp_path, tmp_path) for study in RUNS]
-    assert len({(config.training.global_batch_size, config.training.seq_len) for config in configs}) == 1
-    assert len({config.optimizer.weight_decay for config in configs}) == 1
-    assert {config.validation.steps for config in configs} == {20}
+def test_runs_differ_in_what_they_ask_and_in_nothing_else(tmp_path):
+    """Of runs with as many tokens: model, boundary, basis, rate and seed."""
+    asked = ("model.", "boundary.", "basis.", "optimizer.lr", "optimizer.second_moment", "debug.seed")
+    for study in all_runs(tmp_path):
+        base = tomllib.loads(settings_of(replace(DENSE, tokens=study.tokens)))
+        changed = differences(base, tomllib.loads(settings_of(study)))
+        assert [name for name in changed if not f"{name}.".startswith(asked) and name not in asked] == [], study.name
 
 
-def test_a_run_leaves_a_record_and_is_not_repeated(tokens, tmp_path, capsys) -> None:  # noqa: F811
-    study = replace(ROW, question="test", tokens=2 * TOKENS_PER_STEP)
-    dense = replace(BASE, question="test", tokens=2 * TOKENS_PER_STEP)
+def test_rates_come_from_records_and_an_edge_is_told(tmp_path):
+    for rate, loss in zip(RATES["row"], (5.0, 4.0, 4.5), strict=True):
+        keep(tmp_path, replace(ROW, lr=rate), [loss])
+    for rate, loss in zip(RATES["dense"], (4.0, 4.1, 4.2), strict=True):
+        keep(tmp_path, replace(DENSE, lr=rate), [loss])
+    best = best_rates(tmp_path)
+    assert best["row"] == RATES["row"][1]
+    assert best["dense"] == RATES["dense"][0]
+    assert at_the_edge(best) == ["dense"]
+    assert {s.lr for s in all_runs(tmp_path) if s.kind == "row" and s.question == "pieces"} == {RATES["row"][1]}
+
+
+def test_a_run_leaves_a_record_and_is_not_repeated(tokens, tmp_path, capsys):  # noqa: F811
+    study, dense = (replace(kind, tokens=2 * TOKENS_PER_STEP) for kind in (ROW, DENSE))
     output, work = tmp_path / "output", tmp_path / "work"
     assert execute([study, dense], tokens, work, output, side_by_side=2) == 0
     kept = json.loads(result_path(study, output).read_text())
     assert [point["tokens"] for point in kept["validations"]] == [2 * TOKENS_PER_STEP]
     assert len(kept["training_loss"]) == 2
-    assert not list(work.iterdir())
-    results = read_results(output)
-    gap = Dense(results).gap(next(result for result in results if result.name == study.name))
-    assert gap.nats == pytest.approx(kept["validations"][-1]["loss"] - Dense(results).of(results[0]).loss)
+    assert [path.name for path in work.iterdir()] == [".lock"]
+    assert not any(result.diverged for result in read_results(output))
     capsys.readouterr()
     execute([study, dense], tokens, work, output, side_by_side=2)
     assert capsys.readouterr().out.startswith("0 of 2 runs to do")
 
 
-def test_a_run_that_fails_is_told_and_leaves_no_record(tmp_path, capsys) -> None:
-    study = replace(ROW, question="test", tokens=2 * TOKENS_PER_STEP)
+def test_a_record_of_other_settings_is_not_this_run(tmp_path):
+    keep(tmp_path, ROW, [5.0])
+    assert is_done(ROW, tmp_path)
+    assert not is_done(replace(ROW, cuts=(4,)), tmp_path)  # of the same name
+
+
+def test_a_run_that_fails_is_told_and_leaves_no_record(tmp_path, capsys):
+    study = replace(ROW, tokens=2 * TOKENS_PER_STEP)
     assert execute([study], tmp_path / "nowhere", tmp_path / "work", tmp_path, side_by_side=1) == 1
     assert "nowhere" in capsys.readouterr().out
     assert not result_path(study, tmp_path).exists()
 
 
-def test_time_to_a_loss_lies_between_two_validations() -> None:
+def test_two_do_not_work_in_one_folder(tmp_path):
+    with alone_in(tmp_path), pytest.raises(UserError, match="another study"), alone_in(tmp_path):
+        pass
+
+
+def test_the_gap_is_to_the_best_dense_run_of_the_same_seed(tmp_path):
+    keep(tmp_path, DENSE, [6.0, 5.0])
+    keep(tmp_path, replace(DENSE, lr=3e-3), [6.0, 4.0])
+    keep(tmp_path, replace(DENSE, seed=1), [6.0, 3.0])
+    keep(tmp_path, ROW, [6.6, 4.4])
+    results = read_results(tmp_path)
+    dense = Dense(results)
+    thin = next(result for result in results if result.name == ROW.name)
+    assert dense.gap(thin).percent == pytest.approx(10)
+    assert [percent for _, percent in dense.percent_over_tokens(thin)] == pytest.approx([10, 10])
+
+
+def test_the_report_tells_of_a_run_that_diverged(tmp_path, capsys):
+    keep(tmp_path, DENSE, [6.0, 5.0])
+    keep(tmp_path, ROW, [6.0], ended="not_finite")
+    keep(tmp_path, replace(ROW, seed=1), [6.0, 5.5])
+    keep(tmp_path, replace(DENSE, seed=1), [6.0, 5.0])
+    report(tmp_path)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"| {ROW.name} |")]
+    assert any("diverged" in row for row in rows)
+    assert any("+10.00" in row for row in rows)
+    assert (tmp_path / "pareto.png").stat().st_size > 10_000
+
+
+def test_time_to_a_loss_lies_between_two_validations():
     curve = [(0, 6.0), (100, 5.0), (200, 4.0)]
     assert tokens_to(5.5, curve) == 50
     assert tokens_to(4.0, curve) == 200
     assert tokens_to(3.9, curve) is None
+    assert tokens_to(7.0, curve) == 0
+    assert fewest_tokens_to(4.0, [curve, [(0, 6.0), (50, 4.0)]]) == 50
+
+
+def test_the_clock_says_where_dense_overtakes(tmp_path):
+    keep(tmp_path, replace(DENSE, tokens=LONG), [6.0, 5.0, 4.0])
+    keep(tmp_path, replace(ROW, tokens=LONG), [6.0, 5.5, 5.0])
+    (slow, fast), rates = ({"10": 4.0, "20": 1.2}, {"10": 1.0, "20": 1.0}), ("unlimited", "50", "80", "200")
+    times = Times(
+        versions={},
+        runs={
+            DENSE.name: Timed(settings="", seconds=slow | dict.fromkeys(rates, 1.0)),
+            ROW.name: Timed(settings="", seconds=fast | dict.fromkeys(rates, 1.0)),
+        },
+    )
+    (tmp_path / "step_seconds.json").write_bytes(msgspec.json.encode(times))
+    told = report_clock(tmp_path)
+    assert f"dense overtakes {ROW.name} between 10 and 20 Mbps" in told
+    assert (tmp_path / "clock.png").stat().st_size > 10_000

@@ -212,7 +212,7 @@ class ValidationSection:
     freq: int = 200
     """Optimiser steps between two validations, and one at the end; 0: never."""
     steps: int = 20
-    """Global batches per validation; 0: all the validation text."""
+    """Global batches per validation, spread evenly over the validation text; 0: all of it."""
 
     def __post_init__(self) -> None:
         if self.freq < 0 or self.steps < 0:
