@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LONGEST_IN_FLOAT32 = 512
+"""Tokens of a text up to which attention on CPUs is computed in float32; beyond, bfloat16 catches up."""
+
 
 class LayerMemory:
     """Of one block. Room for `max_length` tokens is taken when the first keys show batch, heads, dtype and device."""
@@ -68,7 +71,7 @@ def attend(
     mask_TT = None
     if new not in (1, seen):
         mask_TT = torch.ones(new, seen, dtype=torch.bool, device=query_BNTH.device).tril(seen - new)
-    with _fast_precision(query_BNTH) as dtype:
+    with _fast_precision(query_BNTH, seen) as dtype:
         mixed_BNTH = F.scaled_dot_product_attention(
             query_BNTH.to(dtype),
             key_BNTH.to(dtype),
@@ -82,9 +85,13 @@ def attend(
 
 
 @contextmanager
-def _fast_precision(query_BNTH: Tensor) -> Iterator[torch.dtype]:
-    """float32 in the place of bfloat16 on CPUs: torch 2.13 takes 1.4 to 16 times as long there for up to 512 tokens."""
-    if query_BNTH.device.type != "cpu" or query_BNTH.dtype != torch.bfloat16:
+def _fast_precision(query_BNTH: Tensor, seen: int) -> Iterator[torch.dtype]:
+    """float32 in the place of bfloat16 for short texts on CPUs, where torch 2.13 is slower in bfloat16.
+
+    See benchmarks/attention.py. Not when tokens are generated: a memory would be converted again for each of them.
+    """
+    slow = query_BNTH.device.type == "cpu" and query_BNTH.dtype == torch.bfloat16
+    if not slow or query_BNTH.shape[2] != seen or seen > LONGEST_IN_FLOAT32:
         yield query_BNTH.dtype
         return
     with torch.autocast("cpu", enabled=False):
