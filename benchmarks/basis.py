@@ -2,11 +2,11 @@
 
     thinpipe tokenize --sources BOOKS... --output TOKENS --vocab-size 4096
     python -m benchmarks.basis --data TOKENS --output benchmarks/results/basis
-    python -m benchmarks.basis --records benchmarks/results/convergence/runs/*.json --output benchmarks/results/basis
+    python -m benchmarks.basis --records benchmarks/results/convergence/records/*.json --output benchmarks/results/basis
 
 The first form trains a small Llama with each of the step sizes and follows U itself; under five minutes on one core.
 The second reads what finished runs kept of their changes: records of the convergence study, or folders of runs. Both
-can be asked for at once. Writes OUTPUT.png (the first six runs) and OUTPUT.json and prints a table.
+can be asked for at once, for six runs in all. Writes OUTPUT.png and OUTPUT.json and prints a table.
 """
 
 import json
@@ -14,7 +14,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,9 +23,10 @@ from torch import Tensor
 
 from benchmarks.basis_figure import draw
 from benchmarks.basis_movement import Change, distances, read_changes, spectrum, summary, table
-from thinpipe.bench.provenance import versions
+from thinpipe.bench.provenance import plain_settings, versions
 from thinpipe.data import Cursor
 from thinpipe.models.config import SubspaceConfig
+from thinpipe.report.comparison import COLOURS
 from thinpipe.subspace import Subspace
 from thinpipe.train.config import (
     BasisSection,
@@ -163,14 +164,18 @@ def main() -> int:
         print("give --data to train on, or --records to read", file=sys.stderr)
         return 2
     began, random = time.monotonic(), math.sqrt(1 - options.width / options.dim)
+    read = {path.name.removesuffix(".json"): changes for path in options.records if (changes := read_changes(path))}
+    runs = len(read) + (len(options.step_sizes) if options.data is not None else 0)
+    if runs > len(COLOURS):
+        print(f"{runs} runs are too many for one picture: name at most {len(COLOURS)}", file=sys.stderr)
+        return 2
     followed = follow_all(options) if options.data is not None else {}
-    read = {path.stem: changes for path in options.records if (changes := read_changes(path))}
     summaries = {name: summary(changes, random) for name, changes in followed.items()}
     summaries |= {name: summary(changes, None) for name, changes in read.items()}
     print("\n".join(table(summaries)))
     result = {
         "options": {
-            name: value for name, value in asdict(options).items() if name not in ("data", "output", "records")
+            name: value for name, value in plain_settings(options).items() if name not in ("data", "output", "records")
         },
         "versions": versions(),
         "seconds": round(time.monotonic() - began, 1),
@@ -178,7 +183,7 @@ def main() -> int:
         "changes": {**followed, **read},
     }
     options.output.with_suffix(".json").write_text(json.dumps(result) + "\n")
-    draw({**followed, **read}, random, options.output.with_suffix(".png"))
+    draw({**followed, **read}, random if followed else None, options.output.with_suffix(".png"))
     return 0
 
 

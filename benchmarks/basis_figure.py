@@ -9,11 +9,13 @@ from thinpipe.report.comparison import COLOURS
 from thinpipe.report.curve import pyplot
 
 
-def draw(series: Mapping[str, Sequence[Change]], random: float, path: Path) -> None:
+def draw(series: Mapping[str, Sequence[Change]], random: float | None, path: Path) -> None:
+    """`random`: the distance of random bases of those runs that know theirs; None if none does."""
+    lines = list(zip(COLOURS[: len(series)], series.items(), strict=True))  # a run without a colour is an error
     plt = pyplot()
     figure, panels = plt.subplots(2, 3, figsize=(14, 7.5), layout="constrained")
     energy, places, lags, costs, norms, errors = panels.flat
-    for colour, (name, changes) in zip(COLOURS, series.items(), strict=False):
+    for colour, (name, changes) in lines:
         numbers = range(1, len(changes) + 1)
         over_updates(energy, changes, "captured_energy", color=colour, label=name)
         over_updates(energy, changes, "best_energy", color=colour, linestyle=":")
@@ -25,7 +27,8 @@ def draw(series: Mapping[str, Sequence[Change]], random: float, path: Path) -> N
             lags.plot(list(apart), list(apart.values()), "o-", color=colour, label=name)
         known = [(i, c) for i, c in zip(numbers, changes, strict=True) if c["loss_before"] and c["loss_after"]]
         costs.plot([i for i, _ in known], [c["loss_after"] - c["loss_before"] for _, c in known], color=colour)
-    places.axhline(random, color="#444444", linewidth=1, linestyle="--", label="random bases")
+    if random is not None:
+        places.axhline(random, color="#444444", linewidth=1, linestyle="--", label="random bases")
     guide = [LAGS[0], LAGS[-1]]
     for power, style in ((1.0, "-."), (0.5, ":")):
         label = "straight on" if power == 1 else "random walk"

@@ -24,6 +24,8 @@ SETTLED, UNRELATED = 0.05, 0.9
 """Nearer than this to each other, however many updates apart; as far as this share of the distance of random bases."""
 STRAIGHT, WANDERING = 0.75, 0.25
 """Least growth exponents; see `movement`."""
+CALMER = 0.5
+"""Steps of the last quarter over those of the first, at most, where U comes to rest."""
 
 Change = Mapping[str, Any]
 """What is known of one change of basis."""
@@ -57,16 +59,24 @@ def by_lag(changes: Sequence[Change]) -> dict[int, float]:
     return {lag: mean(values) for lag, values in known.items() if values}
 
 
-def movement(apart: Mapping[int, float], random: float) -> tuple[str, float]:
+def comes_to_rest(changes: Sequence[Change], growth: float) -> bool:
+    """Its steps shrink, or lead nowhere. Small steps alone are no rest: they may go on for ever."""
+    first, last = quarters([change["apart"]["1"] for change in changes])
+    return last < CALMER * first or growth < WANDERING
+
+
+def movement(changes: Sequence[Change], random: float) -> tuple[str, float]:
     """What U does, in a word, and p where distances grow as lag^p: 1 straight on, 1/2 a random walk, 0 back and forth.
 
     It overshoots when two updates bring it nearer to where it was than one does. Where ten lead as far as random bases
-    are from each other, it forgets, and p says nothing: there is no further.
+    are from each other, it forgets, and p says nothing: there is no further. It settles when it is near to where it was
+    ten updates ago and comes to rest.
     """
+    apart = by_lag(changes)
     (near, before), (far, after) = min(apart.items()), max(apart.items())
     known = far > near and before > 0 and after > 0
     growth = math.log(after / before) / math.log(far / near) if known else 0.0
-    if max(apart.values()) < SETTLED:
+    if max(apart.values()) < SETTLED and comes_to_rest(changes, growth):
         return "settles", growth
     if apart.get(2, math.inf) < apart[1]:
         return "overshoots", growth
@@ -75,6 +85,12 @@ def movement(apart: Mapping[int, float], random: float) -> tuple[str, float]:
     if growth >= STRAIGHT:
         return "moves on", growth
     return ("wanders" if growth >= WANDERING else "turns back"), growth
+
+
+def quarters(values: Sequence[float]) -> tuple[float, float]:
+    """Means of the first and the last."""
+    quarter = max(1, len(values) // 4)
+    return mean(values[:quarter]), mean(values[-quarter:])
 
 
 def read_changes(path: Path) -> list[Change]:
@@ -87,11 +103,9 @@ def read_changes(path: Path) -> list[Change]:
 
 def summary(changes: Sequence[Change], random: float | None) -> dict[str, Any]:
     """First and last quarter of a run, and the whole of it."""
-    quarter = max(1, len(changes) // 4)
 
-    def quarters(name: str) -> tuple[float, float]:
-        values = [float(change[name]) for change in changes]
-        return mean(values[:quarter]), mean(values[-quarter:])
+    def ends(name: str) -> tuple[float, float]:
+        return quarters([float(change[name]) for change in changes])
 
     costs = [
         change["loss_after"] - change["loss_before"]
@@ -100,20 +114,19 @@ def summary(changes: Sequence[Change], random: float | None) -> dict[str, Any]:
     ]
     found: dict[str, Any] = {
         "updates": len(changes),
-        "captured_energy": quarters("captured_energy"),
-        "mean_angle_degrees": tuple(map(math.degrees, quarters("mean_angle"))),
-        "kept_norm": quarters("kept_norm"),
+        "captured_energy": ends("captured_energy"),
+        "mean_angle_degrees": tuple(map(math.degrees, ends("mean_angle"))),
+        "kept_norm": ends("kept_norm"),
         "kept_of_all": math.prod(change["kept_norm"] for change in changes),
         "loss_added_by_a_change": mean(costs) if costs else None,
     }
     if random is not None:
-        apart = by_lag(changes)
-        word, growth = movement(apart, random)
+        word, growth = movement(changes, random)
         found |= {
-            "best_energy": quarters("best_energy"),
+            "best_energy": ends("best_energy"),
             "largest_gram_error": max(change["gram_error"] for change in changes),
             "to_first": changes[-1]["to_first"],
-            "apart": apart,
+            "apart": by_lag(changes),
             "movement": word,
             "growth": growth,
         }

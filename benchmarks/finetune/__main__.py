@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.convergence.execute import execute, result_path
+from benchmarks.convergence.execute import execute, is_done, result_path
 from benchmarks.finetune.books import cut_books
-from benchmarks.finetune.record import record, record_pretraining
+from benchmarks.finetune.record import has_pretrained, record, record_pretraining
 from benchmarks.finetune.report import report
 from benchmarks.finetune.runs import (
     BOOKS,
-    PRETRAINED,
+    BOOKS_FOLDER,
     RUNS,
     SAMPLES,
     SEQ_LEN,
@@ -33,6 +33,7 @@ from benchmarks.finetune.runs import (
     Pretraining,
     core_minutes,
 )
+from benchmarks.finetune.stamp import claim_folders, stamp_of
 from thinpipe.core.errors import UserError
 
 
@@ -40,28 +41,29 @@ def print_list(output: Path) -> None:
     print("| run | lr | seed | bytes/token forward | back | |")
     print("|---|---:|---:|---:|---:|---|")
     for run in RUNS:
-        state = "done" if result_path(run, output).is_file() else "open"
+        state = "done" if is_done(run, output) else "open"
         print(
             f"| {run.name} | {run.lr:g} | {run.seed} | {run.forward_nbytes:.0f} | {run.backward_nbytes:.0f} | {state} |"
         )
     every: list[Pretraining | Finetuning] = [Pretraining(), *RUNS]
-    left = sum(core_minutes(run) for run in every if not result_path(run, output).is_file())
+    left = sum(core_minutes(run) for run in every if not is_done(run, output))
     print(
         f"\n{len(RUNS)} runs and a pretraining, {sum(map(core_minutes, every)):.0f} core-minutes, {left:.0f} still open"
     )
 
 
-def carry_out(data: Path, work: Path, output: Path, *, side_by_side: int, only: list[str] | None) -> int:
-    """The number of runs that failed."""
+def carry_out(data: Path, work: Path, output: Path, *, side_by_side: int, only: list[str] | None) -> bool:
+    """Whether no run failed."""
     torch.set_num_threads(1)
-    books, pretraining = work / "books", Pretraining()
+    wanted = [run for run in RUNS if not only or run.name in only]
+    claim_folders(work, output, stamp_of(data))
+    books, pretraining = work / BOOKS_FOLDER, Pretraining()
     cut_books(data, books, books=BOOKS, seq_len=SEQ_LEN, samples=SAMPLES, validation_samples=VALIDATION_SAMPLES)
-    if not (work / PRETRAINED).is_dir():
+    if not has_pretrained(work, output):
         result_path(pretraining, output).unlink(missing_ok=True)  # a record without its weights is of no use here
         if execute([pretraining], data, work, output, side_by_side=1, record_of=record_pretraining):
-            return 1
-    wanted = [run for run in RUNS if not only or run.name in only]
-    return execute(wanted, books, work, output, side_by_side=side_by_side, record_of=record)
+            return False
+    return not execute(wanted, books, work, output, side_by_side=side_by_side, record_of=record)
 
 
 def main() -> int:
@@ -83,9 +85,10 @@ def main() -> int:
         if options.data is None:
             parser.error("run needs --data")
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        return carry_out(
+        whole = carry_out(
             options.data, options.work, options.output, side_by_side=options.side_by_side, only=options.only
         )
+        return 0 if whole else 1
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

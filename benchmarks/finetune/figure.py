@@ -29,15 +29,17 @@ QUANTISE: Families = {
 }
 AQSGD: Families = {
     "both, mask reused": ("topk {} both, mask reused", GREEN, "^"),
-    "the same, states with AQ-SGD": ("topk {} AQ-SGD", PINK, "D"),
+    "the same, states with AQ-SGD": ("topk {} AQ-SGD, mask reused", PINK, "D"),
 }
 SWITCHED = (
     *(f"topk {share} both, mask reused" for share in reversed(SHARES)),
     "topk 10% both, own masks",
-    "topk 10% EF",
-    "topk 10% EF21",
-    "topk 30% AQ-SGD",
-    "topk 10% AQ-SGD",
+    "topk 10% EF, own masks",
+    "topk 10% EF, mask reused",
+    "topk 10% EF21, own masks",
+    "topk 10% EF21, mask reused",
+    "topk 30% AQ-SGD, mask reused",
+    "topk 10% AQ-SGD, mask reused",
     "quantise 4 bit states",
     "quantise 2 bit states",
 )
@@ -64,7 +66,7 @@ def draw(results: Results, path: Path) -> None:
 def draw_lines(axes: Any, results: Results, ticks: Sequence[str], families: Families) -> None:
     """Over evenly spaced ticks, with the range over seeds."""
     for label, (pattern, colour, marker) in families.items():
-        found = [(at, results.best(pattern.format(tick))) for at, tick in enumerate(ticks)]
+        found = [(at, results.measured(pattern.format(tick)).best) for at, tick in enumerate(ticks)]
         points = [(at, [min(value, ceiling(results)) for value in values]) for at, values in found if values]
         middle = [mean(values) for _, values in points]
         below = [at - min(values) for at, (_, values) in zip(middle, points, strict=True)]
@@ -74,23 +76,24 @@ def draw_lines(axes: Any, results: Results, ticks: Sequence[str], families: Fami
     axes.set_xticks(range(len(ticks)), ticks)
     axes.set_xlim(-0.3, len(ticks) - 0.7)
     axes.axhline(results.before, color="#444444", linewidth=1, linestyle=":", label="before fine-tuning")
-    axes.axhline(mean(results.best("uncompressed")), color="#444444", linewidth=1, label="uncompressed")
+    axes.axhline(results.judge.uncompressed, color="#444444", linewidth=1, label="uncompressed")
     axes.set(ylabel="validation loss, the better of on and off")
     room = 0.1 * results.gain
-    axes.set_ylim(min(results.best("uncompressed")) - room, max(results.before, axes.dataLim.y1) + room)
+    axes.set_ylim(min(results.measured("uncompressed").best) - room, max(results.before, axes.dataLim.y1) + room)
     axes.legend(frameon=False, fontsize=8)
 
 
 def draw_switch(axes: Any, results: Results) -> None:
     """One row for each method: its loss with compression on and off at inference; beyond the ceiling, an arrow."""
-    names = [name for name in SWITCHED if results.on(name)]
+    names = [name for name in SWITCHED if results.measured(name).on]
     for row, name in enumerate(names):
-        on, off = (min(mean(values), ceiling(results)) for values in (results.on(name), results.off(name)))
+        measured = results.measured(name)
+        on, off = (min(mean(values), ceiling(results)) for values in (measured.on, measured.off))
         axes.plot([on, off], [row, row], color="#bbbbbb", linewidth=2, zorder=1)
         for at, colour, label in ((on, BLUE, "on"), (off, ORANGE, "off")):
             marker = ">" if at == ceiling(results) else "o"
             axes.plot(at, row, marker, color=colour, markersize=7, label=label if row == 0 else None)
-    axes.axvline(mean(results.best("uncompressed")), color="#444444", linewidth=1)
+    axes.axvline(results.judge.uncompressed, color="#444444", linewidth=1)
     axes.axvline(results.before, color="#444444", linewidth=1, linestyle=":")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()

@@ -1,11 +1,11 @@
 """The table of claims and the table of all runs, from the records of finished runs alone."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
-from benchmarks.finetune.claims import ALMOST_NONE, BADLY, MARGIN, claims, spread
 from benchmarks.finetune.figure import draw
 from benchmarks.finetune.results import Results, read_records, results_of
 from benchmarks.finetune.runs import (
@@ -20,15 +20,18 @@ from benchmarks.finetune.runs import (
     VALIDATION_SAMPLES,
     Finetuning,
 )
+from benchmarks.lossy_claims import HOW_TO_READ, decide
+from benchmarks.verdicts import NOT_FINITE, claim_table, spread
+from thinpipe.core.errors import UserError
 
 
 def report(output: Path) -> None:
     records, pretraining = read_records(output)
     results = results_of(records, float(pretraining["before"]))
-    if not results.on("uncompressed"):
-        print("the uncompressed run is not finished yet: the others have nothing to be compared with")
-        return
-    text = "\n".join([*head(results, records, pretraining), *claim_table(results), *run_table(results), *aqsgd(), ""])
+    whole = results.measured("uncompressed").best
+    if not whole or not all(map(math.isfinite, whole)):
+        raise UserError("the uncompressed run is not finished or diverged: the others cannot be compared with it")
+    text = "\n".join([*head(results, records, pretraining), *verdicts(results), *run_table(results), *aqsgd(), ""])
     (output / "finetune.md").write_text(text)
     draw(results, output / "finetune.png")
     print(text)
@@ -36,7 +39,7 @@ def report(output: Path) -> None:
 
 def head(results: Results, records: Sequence[Mapping[str, Any]], pretraining: Mapping[str, Any]) -> Iterator[str]:
     whole = [kept for kept in records if kept["name"] in ("learning rate", "uncompressed") and kept["seed"] == SEEDS[0]]
-    rates = {kept["lr"]: "diverged" if kept["on"] is None else f"{kept['on']:.4f}" for kept in whole}
+    rates = {kept["lr"]: NOT_FINITE if kept["on"] is None else f"{kept['on']:.4f}" for kept in whole}
     yield from (
         "# Compression while a GPT-2 is fine-tuned",
         "",
@@ -45,7 +48,7 @@ def head(results: Results, records: Sequence[Mapping[str, Any]], pretraining: Ma
         f"A dense GPT-2 (width {DIM}, 6 blocks, 3 boundaries, {pretraining['parameters'] / 1e6:.1f} M parameters) was "
         f"trained on {pretraining['tokens'] / 1e6:.1f} M tokens of books, then fine-tuned for {EPOCHS} epochs on "
         f"{SAMPLES * SEQ_LEN:,} tokens of {BOOKS} other books and measured on the {VALIDATION_SAMPLES * SEQ_LEN:,} "
-        f"tokens that follow. Validation loss {results.before:.3f} before, {mean(results.best('uncompressed')):.3f} "
+        f"tokens that follow. Validation loss {results.before:.3f} before, {results.judge.uncompressed:.3f} "
         f"after, without compression: a gain of {results.gain:.3f} nats. There is one pretrained model; seeds change "
         "the order of the data and the random rounding of gradients.",
         "",
@@ -58,21 +61,8 @@ def head(results: Results, records: Sequence[Mapping[str, Any]], pretraining: Ma
     )
 
 
-def claim_table(results: Results) -> Iterator[str]:
-    yield from (
-        "## Claims",
-        "",
-        f"A difference counts when all {len(SEEDS)} seeds have its sign and their mean is beyond {MARGIN} nats. Badly: "
-        f"more than {BADLY:.0%} of the gain is lost, with every seed. Almost nothing: at most {ALMOST_NONE:.0%} of it. "
-        "Figures are nats above the uncompressed run unless they say otherwise, mean ± half the range over seeds; a "
-        "run counts with the better of its two ways of inference, compression on or off.",
-        "",
-        "| claim | figures | verdict |",
-        "|---|---|---|",
-    )
-    for claim in claims(results):
-        yield f"| {claim.text} | {claim.figures} | **{claim.verdict}** |"
-    yield ""
+def verdicts(results: Results) -> Iterator[str]:
+    yield from ("## Claims", "", HOW_TO_READ, "", *claim_table(results.judge, partial(decide, results.evidence)), "")
 
 
 def run_table(results: Results) -> Iterator[str]:
@@ -89,15 +79,14 @@ def run_table(results: Results) -> Iterator[str]:
     whole = Finetuning(name="", boundary=METHODS["uncompressed"])
     full = whole.forward_nbytes + whole.backward_nbytes
     for name, boundary in METHODS.items():
-        if not results.on(name):
-            continue
-        run = Finetuning(name=name, boundary=boundary)
-        yield (
-            f"| {name} | {len(results.on(name))} | {run.forward_nbytes:.1f} | {run.backward_nbytes:.1f} | "
-            f"{full / (run.forward_nbytes + run.backward_nbytes):.1f}x | {loss(results.on(name))} | "
-            f"{loss(results.off(name))} | {spread(results.off_minus_on(name))} | {spread(results.cost(name))} | "
-            f"{spread(results.share_lost(name), '.0%')} |"
-        )
+        run, measured = Finetuning(name=name, boundary=boundary), results.measured(name)
+        if measured.on:
+            yield (
+                f"| {name} | {len(measured.on)} | {run.forward_nbytes:.1f} | {run.backward_nbytes:.1f} | "
+                f"{full / (run.forward_nbytes + run.backward_nbytes):.1f}x | {loss(measured.on)} | "
+                f"{loss(measured.off)} | {spread(results.off_minus_on(name))} | {spread(results.cost(name))} | "
+                f"{results.judge.show(measured.best)} |"
+            )
     yield ""
 
 

@@ -1,23 +1,23 @@
-"""Reads the records of finished runs: losses by method and seed, each against the uncompressed run of its seed."""
+"""Reads the records of finished runs: losses by method and seed, and the evidence they are for the paper's claims."""
 
 import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.finetune.runs import LR
+from benchmarks.finetune.runs import KEPT, KEPT_WITH, LR, RESTED_ON, topk_name
+from benchmarks.lossy_claims import MASKS, Evidence, Levels
+from benchmarks.verdicts import Judge, Measured
 from thinpipe.core.errors import UserError
 
 ABOVE_ALL = math.inf
 """The loss of a run that diverged."""
 
 
-@dataclass(frozen=True)
-class Losses:
+class Losses(NamedTuple):
     """The last validation losses of one run."""
 
     on: float
@@ -25,53 +25,55 @@ class Losses:
     off: float
     """With states that cross whole."""
 
-    @property
-    def best(self) -> float:
-        """What the training is worth: AQ-SGD, for one, has no use for compression of samples it has never seen."""
-        return min(self.on, self.off)
-
 
 class Results:
     def __init__(self, losses: Mapping[str, Mapping[int, Losses]], before: float) -> None:
         """`losses` by method and seed; `before` is the loss of the pretrained weights."""
         self.losses, self.before = losses, before
 
-    def on(self, name: str) -> list[float]:
-        return [losses.on for losses in self.losses.get(name, {}).values()]
-
-    def off(self, name: str) -> list[float]:
-        return [losses.off for losses in self.losses.get(name, {}).values()]
-
-    def best(self, name: str) -> list[float]:
-        return [losses.best for losses in self.losses.get(name, {}).values()]
+    def measured(self, name: str) -> Measured:
+        found = self.losses.get(name, {})
+        seeds = sorted(found)
+        return Measured(on=tuple(found[seed].on for seed in seeds), off=tuple(found[seed].off for seed in seeds))
 
     def off_minus_on(self, name: str) -> list[float]:
-        """What it costs to switch compression off at inference."""
-        return [difference(losses.off, losses.on) for losses in self.losses.get(name, {}).values()]
-
-    def minus(self, name: str, other: str) -> list[float]:
-        """Seed by seed, each at its better way of inference."""
-        first, second = self.losses.get(name, {}), self.losses.get(other, {})
-        return [difference(first[seed].best, second[seed].best) for seed in sorted(first.keys() & second.keys())]
+        """What it costs to switch compression off at inference. Not a number where both diverged."""
+        measured = self.measured(name)
+        return [off - on for off, on in zip(measured.off, measured.on, strict=True)]
 
     def cost(self, name: str) -> list[float]:
-        """Against the uncompressed run, seed by seed, in nats."""
-        return self.minus(name, "uncompressed")
+        """Against the uncompressed run, seed by seed, in nats, each at its better way of inference."""
+        runs, whole = self.losses.get(name, {}), self.losses.get("uncompressed", {})
+        return [min(runs[seed]) - min(whole[seed]) for seed in sorted(runs.keys() & whole.keys())]
 
-    def share_lost(self, name: str) -> list[float]:
-        """The cost as a share of what the uncompressed fine-tuning gained with the same seed: 1 is all of it."""
-        whole, runs = self.losses.get("uncompressed", {}), self.losses.get(name, {})
-        shared = sorted(whole.keys() & runs.keys())
-        return [difference(runs[seed].best, whole[seed].best) / (self.before - whole[seed].best) for seed in shared]
+    @property
+    def judge(self) -> Judge:
+        return Judge(before=self.before, uncompressed=mean(self.measured("uncompressed").best))
 
     @property
     def gain(self) -> float:
         """Of the uncompressed fine-tuning, mean over seeds."""
-        return self.before - mean(self.best("uncompressed"))
+        return self.judge.before - self.judge.uncompressed
 
+    @property
+    def evidence(self) -> Evidence:
+        """Of the strengths that have several seeds."""
+        shares, bits = {keep: f"topk {keep:.0%}" for keep in KEPT}, {n: f"quantise {n} bit" for n in (8, 4, 2)}
+        return Evidence(
+            topk_gradients=self.levels({keep: f"{name} gradients" for keep, name in shares.items()}),
+            topk_activations=self.levels({keep: f"{name} states" for keep, name in shares.items()}),
+            quantised_gradients=self.levels({n: f"{name} gradients" for n, name in bits.items()}),
+            quantised_activations=self.levels({n: f"{name} states" for n, name in bits.items()}),
+            topk={masks: self.levels({keep: topk_name(keep, masks) for keep in KEPT}) for masks in MASKS},
+            memories={
+                (memory, masks): self.levels({keep: topk_name(keep, masks, memory) for keep in kept})
+                for memory, kept in KEPT_WITH.items()
+                for masks in MASKS
+            },
+        )
 
-def difference(first: float, second: float) -> float:
-    return 0.0 if first == second else first - second
+    def levels(self, names: Mapping[float, str]) -> Levels:
+        return {level: self.measured(name) for level, name in names.items() if name in RESTED_ON}
 
 
 def read_records(output: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -88,7 +90,7 @@ def read_records(output: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 def results_of(records: Iterable[Mapping[str, Any]], before: float) -> Results:
     losses: dict[str, dict[int, Losses]] = defaultdict(dict)
-    for kept in sorted(records, key=lambda kept: int(kept["seed"])):
+    for kept in records:
         if kept["lr"] == LR:
             on, off = (ABOVE_ALL if kept[side] is None else float(kept[side]) for side in ("on", "off"))
             losses[kept["name"]][int(kept["seed"])] = Losses(on, off)

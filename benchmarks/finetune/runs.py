@@ -2,8 +2,9 @@
 
 All fine-tunings share the pretrained weights, the learning rate (`LR`; the first runs try others without compression)
 and, seed by seed, the order of the data. As in the paper, top-k takes the largest numbers of a sample, and quantisation
-spans the range of a sample. A direction that is not compressed crosses in bf16. Memories are of states, whose gradients
-cross at the same mask: with masks of their own, gradients break the training by themselves and hide what a memory does.
+spans the range of a sample. A direction that is not compressed crosses in bf16. TopK of both directions, with a
+memory or without, comes in two ways: gradients have a mask and a memory of their own, or cross at the places of their
+states and without memory. AQ-SGD remembers states alone.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from typing import Literal
 
 import torch
 
+from benchmarks.lossy_claims import MASKS, Masks
+from benchmarks.lossy_claims import Memory as Name
 from thinpipe.boundary.contract import MessageShape
 from thinpipe.boundary.registry import make_method
 from thinpipe.boundary.settings import BoundarySection, Compression
@@ -35,13 +38,17 @@ DIM, VOCABULARY, SEQ_LEN = 128, 4096, 128
 MODEL = ModelSection(preset="gpt2-tiny", dim=DIM, n_layers=6, n_heads=2, max_seq_len=SEQ_LEN, boundaries=(1, 3, 5))
 BOOKS, EPOCHS, SAMPLES, VALIDATION_SAMPLES, BATCH = 2, 4, 384, 128, 8
 PRETRAINING_TOKENS, PRETRAINING_BATCH = 2_621_440, 16
-PRETRAINED = "pretrained"
-"""The folder of the weights that every fine-tuning starts from, beside the folders of the runs."""
+PRETRAINED, BOOKS_FOLDER = "pretrained", "books"
+"""Beside the folders of the runs: the weights that every fine-tuning starts from, and what it learns."""
 LR, SEEDS = 1e-3, (0, 1, 2)
 TOKENS_PER_CORE_SECOND, SECONDS_BESIDE = 6_000.0, 10.0
 """Roughly, for the estimate of core-minutes: in training, and a run's start and validations."""
 
 Memory = Literal["none", "ef", "ef21", "aqsgd"]
+MEMORIES: dict[Name, Memory] = {"EF": "ef", "EF21": "ef21", "AQ-SGD": "aqsgd"}
+FEEDBACKS: tuple[Name, ...] = ("EF", "EF21")
+KEPT = (0.5, 0.3, 0.2, 0.1, 0.05)
+KEPT_WITH: dict[Name, tuple[float, ...]] = {"EF": (0.1,), "EF21": (0.1,), "AQ-SGD": KEPT[:-1]}
 UNCOMPRESSED = BoundarySection(forward="bf16", backward="bf16")
 SAME_MASK = Compression(kind="topk", reuse_mask=True)
 
@@ -154,45 +161,45 @@ def both(states: Compression, gradients: Compression) -> BoundarySection:
     return BoundarySection(states=states, gradients=gradients)
 
 
+def topk_both(keep: float, masks: Masks, memory: Memory = "none") -> BoundarySection:
+    if masks == "mask reused":
+        return both(topk(keep, memory), SAME_MASK)
+    return both(topk(keep, memory), topk(keep, "none" if memory == "aqsgd" else memory))
+
+
+def topk_name(keep: float, masks: Masks, memory: Name | None = None) -> str:
+    return f"topk {keep:.0%} {memory or 'both'}, {masks}"
+
+
 def methods() -> Iterator[tuple[str, BoundarySection]]:
     """Those with which something is compared first."""
     yield "uncompressed", UNCOMPRESSED
-    for keep in (0.1, 0.05, 0.2, 0.3, 0.5):
-        yield f"topk {keep:.0%} both, mask reused", both(topk(keep), SAME_MASK)
-        yield f"topk {keep:.0%} both, own masks", both(topk(keep), topk(keep))
+    for keep in KEPT:
+        for masks in MASKS:
+            yield topk_name(keep, masks), topk_both(keep, masks)
         yield f"topk {keep:.0%} states", states_only(topk(keep))
         yield f"topk {keep:.0%} gradients", gradients_only(topk(keep))
     for bits in (2, 4, 8):
         yield f"quantise {bits} bit states", states_only(quantise(bits))
         yield f"quantise {bits} bit gradients", gradients_only(quantise(bits))
         yield f"quantise {bits} bit both", both(quantise(bits), quantise(bits))
-    yield "topk 10% EF", both(topk(0.1, "ef"), SAME_MASK)
-    yield "topk 10% EF21", both(topk(0.1, "ef21"), SAME_MASK)
-    yield "topk 10% EF both ways, own masks", both(topk(0.1, "ef"), topk(0.1, "ef"))
-    yield "topk 10% EF21 both ways, own masks", both(topk(0.1, "ef21"), topk(0.1, "ef21"))
-    for keep in (0.3, 0.2, 0.1, 0.5):
-        yield f"topk {keep:.0%} AQ-SGD", both(topk(keep, "aqsgd"), SAME_MASK)
+    for memory, kept in KEPT_WITH.items():
+        for keep in kept:
+            for masks in MASKS:
+                yield topk_name(keep, masks, memory), topk_both(keep, masks, MEMORIES[memory])
     for bits in (2, 4):
         yield f"quantise {bits} bit AQ-SGD", both(quantise(bits, "aqsgd"), quantise(8))
 
 
 METHODS = dict(methods())
 
+DIRECTIONS = ("topk 10%", "quantise 2 bit", "quantise 4 bit")
 RESTED_ON = (
     "uncompressed",
-    "topk 10% both, mask reused",
-    "topk 5% both, mask reused",
-    "topk 10% both, own masks",
-    "topk 10% states",
-    "topk 10% gradients",
-    "quantise 2 bit states",
-    "quantise 2 bit gradients",
-    "quantise 4 bit states",
-    "quantise 4 bit gradients",
-    "topk 10% EF",
-    "topk 10% EF21",
-    "topk 30% AQ-SGD",
-    "topk 20% AQ-SGD",
+    *(topk_name(keep, masks) for keep in KEPT for masks in MASKS),
+    *(f"{what} {direction}" for what in DIRECTIONS for direction in ("states", "gradients")),
+    *(topk_name(0.1, masks, memory) for memory in FEEDBACKS for masks in MASKS),
+    *(topk_name(keep, masks, "AQ-SGD") for keep in (0.3, 0.2) for masks in MASKS),
 )
 """The claims are decided from these, which is why they have several seeds."""
 

@@ -1,4 +1,7 @@
-"""Carries trainings out, a few side by side at one thread each, and keeps a line of JSON for every finished one."""
+"""Carries trainings out, a few side by side at one thread each, and keeps a line of JSON for every finished one.
+
+The pool pickles what it hands to its own processes, on this machine and never on the disk; nothing else does.
+"""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -61,7 +64,8 @@ def execute(wanted: Iterable[Task], recipe: Recipe, output: Path, *, side_by_sid
 
 
 def describe(outcome: Outcome) -> str:
-    return (
-        f"{outcome.setting.name}, seed {outcome.seed}: loss {outcome.on.loss:.3f}, right {outcome.on.accuracy:.1%}; "
-        f"without compression {outcome.off.loss:.3f}, {outcome.off.accuracy:.1%}; {outcome.seconds:.1f} s"
+    on, off = (
+        f"loss {'not finite' if score.loss is None else f'{score.loss:.3f}'}, right {score.accuracy:.1%}"
+        for score in (outcome.on, outcome.off)
     )
+    return f"{outcome.setting.name}, seed {outcome.seed}: {on}; without compression {off}; {outcome.seconds:.1f} s"

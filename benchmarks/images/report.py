@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.images import claims as rules
-from benchmarks.images.claims import BADLY, Results, Scores, claims
+from benchmarks.images.claims import BEFORE, Results, Scores
 from benchmarks.images.figure import draw
 from benchmarks.images.settings import SETTINGS, Setting
 from benchmarks.images.training import Outcome, Recipe
+from benchmarks.lossy_claims import HOW_TO_READ, decide
+from benchmarks.verdicts import claim_table
 from thinpipe.core.errors import UserError
 
 COLUMNS = ("bytes/image", "wrong, on", "loss, on", "wrong, off", "loss, off", "training loss")
@@ -37,20 +39,16 @@ def page(outcomes: Sequence[Outcome], results: Results, recipe: Recipe) -> Itera
         f"ResNet cut in four, {recipe.images} digits of 8 x 8 to train on ({recipe.copies} shifted copies of each, "
         f"{recipe.epochs} epochs) and {recipe.images} others to test on. Seeds {', '.join(map(str, seeds))}: first "
         "weights and order of the data. Wrong answers and loss on the test images, mean (least to most over the seeds)."
+        " Verdicts rest on the loss."
     )
     yield ""
     yield "![wrong answers and loss over the strength of compression](images.png)"
     yield ""
     yield "## Claims"
     yield ""
-    yield (rules.__doc__ or "").split("\n\n", 1)[1].strip()
-    yield f"Badly means {BADLY:g} times the wrong answers of no compression (or its loss, if these do not decide)."
-    yield "Figures are wrong answers and, in brackets, the loss: means over the seeds."
+    yield f"{HOW_TO_READ} Here the gain is from a guess, {BEFORE:.2f}, to {results.judge.uncompressed:.3f}."
     yield ""
-    yield "| claim | ours | verdict |"
-    yield "|---|---|---|"
-    for claim in claims(results):
-        yield f"| {claim.text} | {claim.figures} | **{claim.verdict}** |"
+    yield from claim_table(results.judge, partial(decide, results.evidence))
     yield ""
     yield "## All settings"
     yield ""
@@ -83,8 +81,7 @@ def row(setting: Setting, results: Results, outcomes: Sequence[Outcome]) -> str:
 
 
 def cells_of(scores: Scores) -> tuple[str, str]:
-    errors, losses = scores.measures
     return (
-        f"{scores.error:.1%} ({min(errors):.1%} to {max(errors):.1%})",
-        f"{scores.loss:.3f} ({min(losses):.3f} to {max(losses):.3f})",
+        f"{scores.error:.1%} ({min(scores.errors):.1%} to {max(scores.errors):.1%})",
+        f"{scores.loss:.3f} ({min(scores.losses):.3f} to {max(scores.losses):.3f})",
     )

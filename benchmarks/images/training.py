@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from time import monotonic
 from typing import NamedTuple, cast
 
@@ -40,7 +41,8 @@ class Recipe:
 class Score(NamedTuple):
     """On the images to test on."""
 
-    loss: float
+    loss: float | None
+    """None: not finite."""
     accuracy: float
 
 
@@ -141,12 +143,13 @@ def fit(chain: Chain, rows_NW: Tensor, seed: int, recipe: Recipe) -> float:
 
 @torch.no_grad()
 def score(chain: Chain, rows_NW: Tensor, batch: int) -> Score:
-    """What is not finite is no answer, which costs as much as a guess."""
+    """An answer that is not finite is wrong, and no finite loss makes up for it."""
     chain.eval()
     logits: list[Tensor] = []
     for step, rows_BW in enumerate(rows_NW.split(batch)):
         chain.begin(rows_BW, step=step, microbatch=0, backward_follows=False)
         logits.append(chain())
-    answers, labels = torch.cat(logits).nan_to_num(0.0, 0.0, 0.0), rows_NW[:, -1]
-    right = (answers.argmax(1) == labels).float().mean()
-    return Score(loss=F.cross_entropy(answers, labels).item(), accuracy=right.item())
+    answers, labels = torch.cat(logits), rows_NW[:, -1]
+    right = (answers.argmax(1) == labels) & answers.isfinite().all(1)
+    loss = F.cross_entropy(answers, labels).item()
+    return Score(loss=loss if isfinite(loss) else None, accuracy=right.float().mean().item())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.rank.families import FAMILIES, Network, Options, Task
 from benchmarks.rank.spectrum import Ranks, ranks
-from benchmarks.vision import WRITERS, walk
+from benchmarks.vision import WRITERS, AcrossTokens, walk
 from thinpipe.subspace import RowwiseAdamW
 
 WARM_UP = 50
@@ -44,6 +44,8 @@ class History:
     seconds: float
     full_ranks: dict[str, int]
     """The largest that each writer could have."""
+    across_tokens: list[str]
+    """Those of the writers that mix tokens and not the width, and have no more ranks than there are tokens."""
     widths: list[int]
     """Of the stream at each cut."""
     moments: list[Moment]
@@ -53,6 +55,11 @@ def writers(model: Network) -> dict[str, Tensor]:
     """Matrices, out x in; a convolution has an input for every neighbour."""
     found = ((name, module) for name, module in model.named_modules() if isinstance(module, WRITERS))
     return {name: module.weight.detach().flatten(1) for name, module in found}
+
+
+def across_tokens(model: Network) -> list[str]:
+    mixers = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, AcrossTokens))
+    return [name for name in writers(model) if name.startswith(mixers)]
 
 
 @torch.no_grad()
@@ -83,7 +90,7 @@ def steps_to_look_at(options: Options) -> set[int]:
 def learn(model: Network, task: Task, options: Options) -> Iterator[Moment]:
     optimizer = RowwiseAdamW(model.parameters(), lr=options.lr, weight_decay=0.01)
     wanted = steps_to_look_at(options)
-    for step in range(options.steps + 1):
+    for step in range(options.steps):
         if step in wanted:
             yield look(model, task, step)
         rows_BW = task.rows_at(step)
@@ -94,6 +101,7 @@ def learn(model: Network, task: Task, options: Options) -> Iterator[Moment]:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+    yield look(model, task, options.steps)
 
 
 def follow(name: str, options: Options, data: Path, show: Callable[[Moment], None]) -> History:
@@ -109,6 +117,7 @@ def follow(name: str, options: Options, data: Path, show: Callable[[Moment], Non
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         seconds=round(monotonic() - began, 1),
         full_ranks={name: min(weight.shape) for name, weight in writers(model).items()},
+        across_tokens=across_tokens(model),
         widths=[each.shape[1] for each in streams(model, task)[0]],
         moments=moments,
     )

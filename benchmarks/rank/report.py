@@ -1,6 +1,7 @@
 """What the histories show: one figure with the families side by side, and a table. Verdicts follow from the data."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -29,15 +30,47 @@ WRITERS_COLUMNS = (
 )
 
 
-def shares(history: History, moment: Moment, measure: Measure) -> list[float]:
-    """Ranks of all writers, in parts of the largest that each could have."""
-    return [getattr(moment.writers[name], measure) / full for name, full in history.full_ranks.items()]
+@dataclass(frozen=True)
+class Group:
+    """Writers of one network that may be averaged: those along the width, or those along the tokens."""
+
+    history: History
+    along: Literal["width", "tokens"] = "width"
+
+    @property
+    def names(self) -> list[str]:
+        tokens = self.history.across_tokens
+        return [name for name in self.history.full_ranks if (name in tokens) is (self.along == "tokens")]
+
+    @property
+    def title(self) -> str:
+        family = FAMILIES[self.history.family]
+        where = ", writers along the tokens" if self.along == "tokens" else ""
+        return f"{family.title} ({family.kind}{where})"
+
+    def shares(self, moment: Moment, measure: Measure) -> list[float]:
+        """Ranks in parts of the largest that each could have."""
+        return [getattr(moment.writers[name], measure) / self.history.full_ranks[name] for name in self.names]
+
+    def since_start(self, moment: Moment, measure: Measure) -> list[float]:
+        """Ranks in parts of what they were at the start."""
+        first = self.history.moments[0].writers
+        return [getattr(moment.writers[name], measure) / getattr(first[name], measure) for name in self.names]
+
+    @property
+    def lowest(self) -> tuple[float, int]:
+        """The mean stable rank at its lowest, over that at the start, and when."""
+        return min((fmean(self.since_start(moment, "stable")), moment.step) for moment in self.history.moments)
+
+    @property
+    def end(self) -> float:
+        """The mean stable rank at the end, over that at the start."""
+        return fmean(self.since_start(self.history.moments[-1], "stable"))
 
 
-def since_start(history: History, moment: Moment, measure: Measure) -> list[float]:
-    """Ranks of all writers, in parts of what they were at the start."""
-    first = history.moments[0].writers
-    return [getattr(found, measure) / getattr(first[name], measure) for name, found in moment.writers.items()]
+def groups(histories: Iterable[History]) -> list[Group]:
+    both = (group for each in histories for group in (Group(each), Group(each, "tokens")))
+    return [group for group in both if group.names]
 
 
 def write_report(histories: Sequence[History], output: Path) -> str:
@@ -85,11 +118,12 @@ def finish(axes: Any, steps: int) -> None:
 
 
 def draw_writers(axes: Any, history: History) -> None:
-    """The mean of all, and from the least to the most."""
+    """Of those along the width: the mean of all, and from the least to the most."""
+    group = Group(history)
     steps = [moment.step for moment in history.moments]
     measures: dict[Measure, str] = {"stable": STABLE, "effective": EFFECTIVE}
     for measure, colour in measures.items():
-        found = [since_start(history, moment, measure) for moment in history.moments]
+        found = [group.since_start(moment, measure) for moment in history.moments]
         axes.plot(
             steps,
             [fmean(each) for each in found],
@@ -97,7 +131,7 @@ def draw_writers(axes: Any, history: History) -> None:
             label=f"{measure} rank of writers: mean, least to most",
         )
         axes.fill_between(steps, [min(each) for each in found], [max(each) for each in found], color=colour, alpha=0.15)
-    first, last = (fmean(shares(history, history.moments[at], "stable")) for at in (0, -1))
+    first, last = (fmean(group.shares(history.moments[at], "stable")) for at in (0, -1))
     note = f"stable rank: {first:.0%} of the width\nat the start, {last:.0%} at the end"
     axes.text(0.04, 0.04, note, transform=axes.transAxes, fontsize=8.5, color=STABLE)
 
@@ -127,10 +161,11 @@ def table(histories: Sequence[History], name: str) -> list[str]:
         "",
         conclusion(histories),
         "",
-        "Matrices that write to the stream, mean over all, in parts of the largest rank that each could have:",
+        "Matrices that write to the stream, mean over all, in parts of the largest rank that each could have. A "
+        "Mixer's writers along the tokens are small and are no part of the conclusion or the figure:",
         "",
         *header("family", "parameters", "loss of unseen samples", *WRITERS_COLUMNS),
-        *map(writers_row, histories),
+        *map(writers_row, groups(histories)),
         "",
         "The stream at each cut, in parts of its width; first its stable, then its effective rank:",
         "",
@@ -147,28 +182,22 @@ def line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def lowest(history: History) -> tuple[float, int]:
-    """Mean stable rank of the writers at its lowest, over that at the start, and when."""
-    means = [(fmean(since_start(history, moment, "stable")), moment.step) for moment in history.moments]
-    return min(means)
-
-
-def writers_row(history: History) -> str:
-    family, first, last = FAMILIES[history.family], history.moments[0], history.moments[-1]
-    least, step = lowest(history)
+def writers_row(group: Group) -> str:
+    history = group.history
+    first, last = history.moments[0], history.moments[-1]
+    least, step = group.lowest
     bottom = next(moment for moment in history.moments if moment.step == step)
-    stable = {at: fmean(shares(history, moment, "stable")) for at, moment in enumerate((first, bottom, last))}
-    effective = [fmean(shares(history, moment, "effective")) for moment in (first, last)]
+    start, low, end = (fmean(group.shares(moment, "stable")) for moment in (first, bottom, last))
     cells = (
-        f"{family.title} ({family.kind})",
+        group.title,
         f"{history.parameters:,}",
         f"{first.loss:.2f} to {last.loss:.2f}",
-        f"{stable[0]:.0%}",
-        f"{stable[1]:.0%} ({step})",
-        f"{stable[2]:.0%}",
+        f"{start:.0%}",
+        f"{low:.0%} ({step})",
+        f"{end:.0%}",
         f"{least:.2f}",
-        f"{fmean(since_start(history, last, 'stable')):.2f}",
-        *(f"{each:.0%}" for each in effective),
+        f"{group.end:.2f}",
+        *(f"{fmean(group.shares(moment, 'effective')):.0%}" for moment in (first, last)),
     )
     return line(cells)
 
@@ -189,10 +218,21 @@ def stream_rows(history: History) -> list[str]:
 
 
 def conclusion(histories: Sequence[History]) -> str:
-    """By family: whether the writers' mean stable rank ever fell below COLLAPSED of its start."""
-    collapsed = [FAMILIES[each.family].title for each in histories if lowest(each)[0] < COLLAPSED]
-    kept = [FAMILIES[each.family].title for each in histories if lowest(each)[0] >= COLLAPSED]
+    """By family: how far the writers' mean stable rank fell at its lowest, and where it ended."""
+
+    def named(found: Iterable[Group]) -> str:
+        each = (
+            f"{FAMILIES[group.history.family].title} ({group.lowest[0]:.2f} at step {group.lowest[1]}, {group.end:.2f} "
+            "at the end)"
+            for group in found
+        )
+        return ", ".join(each) or "none"
+
+    along_width = [Group(history) for history in histories]
     return (
-        f"The mean stable rank of the writers falls below {COLLAPSED:.0%} of its start in: "
-        f"{', '.join(collapsed) or 'none'}. It does not in: {', '.join(kept) or 'none'}."
+        f"Rule: a family's rank collapses if the mean stable rank of its writers along the width is below "
+        f"{COLLAPSED:.0%} of its start at any moment that was looked at, of one seed. It does in: "
+        f"{named(group for group in along_width if group.lowest[0] < COLLAPSED)}. It does not in: "
+        f"{named(group for group in along_width if group.lowest[0] >= COLLAPSED)}. Still collapsed at the end: "
+        f"{named(group for group in along_width if group.end < COLLAPSED)}."
     )

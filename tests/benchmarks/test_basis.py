@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.basis import Energy, Options, follow
 from benchmarks.basis_figure import draw
-from benchmarks.basis_movement import by_lag, distances, movement, read_changes, spectrum, summary, table
+from benchmarks.basis_movement import distances, movement, read_changes, spectrum, summary, table
 from tests.train.conftest import run_config, tokens  # noqa: F401  fixtures
 from thinpipe.subspace import Basis
 from thinpipe.subspace.basis import orthonormalise
@@ -39,14 +39,16 @@ def random_walk(size):
         ([turned(0.3 * (step % 2)) for step in range(UPDATES + 1)], "overshoots", None),
         ([turned(0.3 * math.sin(math.pi * step / 5)) for step in range(UPDATES + 1)], "turns back", None),
         ([turned(1 / (step + 1)) for step in range(UPDATES + 1)], "settles", None),
+        ([turned(0.004 * step) for step in range(UPDATES + 1)], "moves on", 1.0),
+        ([turned(0.01 * math.sin(2 * step)) for step in range(UPDATES + 1)], "settles", None),
         (list(random_walk(0.01)), "wanders", 0.5),
         (list(random_walk(1.0)), "forgets", 0.0),
     ],
-    ids=["straight", "to and fro", "swinging", "converging", "random walk", "far"],
+    ids=["straight", "to and fro", "swinging", "converging", "slow but steady", "trembling", "random walk", "far"],
 )
 def test_a_word_for_how_it_moves(bases, word, power):
     changes = [distances(bases[: last + 1]) for last in range(1, len(bases))]
-    found, growth = movement(by_lag(changes), RANDOM)
+    found, growth = movement(changes, RANDOM)
     assert found == word
     if power is not None:
         assert growth == pytest.approx(power, abs=0.05)
@@ -101,4 +103,6 @@ def test_finished_runs_are_read_from_their_folder_or_their_record(run_config, tm
     costs = [change["loss_after"] - change["loss_before"] for change in changes]
     assert found["loss_added_by_a_change"] == pytest.approx(sum(costs) / 2)
     assert found["kept_of_all"] == pytest.approx(changes[0]["kept_norm"] * changes[1]["kept_norm"])
-    draw({"run": changes}, RANDOM, tmp_path / "run.png")
+    draw({"run": changes}, None, tmp_path / "run.png")
+    with pytest.raises(ValueError, match="zip"):  # more lines than colours: none is left out silently
+        draw({str(number): changes for number in range(7)}, None, tmp_path / "many.png")

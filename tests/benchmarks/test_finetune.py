@@ -1,16 +1,22 @@
 """The fine-tuning study: its data, its bytes, its verdicts, and what "compression off" means."""
 
+import json
+import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from benchmarks.convergence.execute import result_path, settings_of
+from benchmarks.finetune import __main__ as command
 from benchmarks.finetune.books import cut_books, split_documents
-from benchmarks.finetune.claims import claims, decided, spread
 from benchmarks.finetune.figure import draw
-from benchmarks.finetune.record import loss_whole
+from benchmarks.finetune.record import has_pretrained, loss_whole, record, record_pretraining
 from benchmarks.finetune.results import Losses, Results, results_of
-from benchmarks.finetune.runs import LR, METHODS, RESTED_ON, RUNS, SEEDS, Finetuning
+from benchmarks.finetune.runs import LR, METHODS, PRETRAINED, RESTED_ON, RUNS, SEEDS, Finetuning, Pretraining
+from benchmarks.finetune.stamp import claim_folders, stamp_of
+from benchmarks.lossy_claims import decide
 from tests.train.conftest import run_config, tokens  # noqa: F401  fixtures
 from tests.train.test_loop import events
 from thinpipe.boundary.settings import BoundarySection, Compression
@@ -73,93 +79,38 @@ def test_bytes_a_token():
     assert sizes("topk 10% states") == (kept + bitmap, whole, kept + bitmap)
     assert sizes("topk 10% gradients") == (whole, kept + bitmap, whole)
     assert sizes("topk 10% both, mask reused") == (kept + bitmap, kept, kept + bitmap)
-    assert sizes("topk 10% AQ-SGD") == pytest.approx(
+    assert sizes("topk 10% AQ-SGD, mask reused") == pytest.approx(
         (kept + bitmap, kept, (whole + 3 * (kept + bitmap)) / 4), rel=1e-12
     )
 
 
-def made_up(costs, seeds=SEEDS):
-    """Results by (on, off) above an uncompressed loss of 4, after a gain of 1; what is not named costs nothing."""
-    above = {name: costs.get(name, (0.0, 0.0)) for name in METHODS}
-    return Results({name: {seed: Losses(4 + on, 4 + off) for seed in seeds} for name, (on, off) in above.items()}, 5.0)
+def made_up(seeds=SEEDS):
+    """Every run loses a tenth of a gain of 1 when it is on and three tenths when it is off."""
+    return Results({name: {seed: Losses(4.1, 4.3) for seed in seeds} for name in METHODS}, 5.0)
 
 
-def verdicts(results):
-    return {claim.text: claim.verdict for claim in claims(results)}
-
-
-GRADIENTS = "Gradients need milder compression than activations: "
-LOWEST = "K = 10 % is the lowest TopK that does not hurt badly"
-AQSGD = "TopK with AQ-SGD hurts badly below 30 %"
-NEEDED = "A model trained with TopK works well only if compression stays on at inference"
-FREED = "With error feedback, inference without compression costs almost nothing: EF"
-HELPS = "Error feedback does not help training: EF"
-REUSED = "The backward pass should reuse the forward mask (and sends no positions)"
-
-AS_IN_THE_PAPER = {
-    "topk 10% gradients": (0.4, 0.4),
-    "topk 10% states": (0.1, 0.3),
-    "quantise 2 bit gradients": (0.5, 0.5),
-    "quantise 2 bit states": (0.2, 0.2),
-    "topk 10% both, mask reused": (0.3, 0.8),
-    "topk 5% both, mask reused": (0.7, 0.9),
-    "topk 10% both, own masks": (0.4, 0.8),
-    "topk 10% EF": (0.4, 0.45),
-    "topk 10% EF21": (0.4, 0.45),
-    "topk 30% AQ-SGD": (0.1, 0.1),
-    "topk 20% AQ-SGD": (0.6, 0.6),
-}
-
-
-def test_the_papers_figures_would_reproduce_every_claim():
-    assert set(verdicts(made_up(AS_IN_THE_PAPER)).values()) == {"reproduced"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "text", "verdict"),
-    [
-        ({"topk 10% states": (0.6, 0.6)}, GRADIENTS + "TopK", "refuted"),
-        ({"topk 10% states": (0.395, 0.6)}, GRADIENTS + "TopK", "not decided"),
-        ({"quantise 4 bit states": (0.3, 0.3)}, GRADIENTS + "quantisation", "not decided"),
-        ({"topk 5% both, mask reused": (0.4, 0.4)}, LOWEST, "refuted"),
-        ({"topk 10% both, mask reused": (0.6, 0.6)}, LOWEST, "refuted"),
-        ({"topk 20% AQ-SGD": (0.2, 0.2)}, AQSGD, "refuted"),
-        ({"topk 10% both, mask reused": (0.3, 0.2)}, NEEDED, "refuted"),
-        ({"topk 10% EF": (0.4, 0.6)}, FREED, "refuted"),
-        ({"topk 10% EF": (0.2, 0.2)}, HELPS, "refuted"),
-        ({"topk 10% EF": (0.305, 0.305)}, HELPS, "reproduced"),
-        ({"topk 10% both, own masks": (0.2, 0.8)}, REUSED, "refuted"),
-    ],
-)
-def test_other_figures_give_other_verdicts(changes, text, verdict):
-    assert verdicts(made_up({**AS_IN_THE_PAPER, **changes}))[text] == verdict
-
-
-def test_nothing_is_decided_by_one_seed_or_by_seeds_that_disagree():
-    assert set(verdicts(made_up(AS_IN_THE_PAPER, seeds=SEEDS[:1])).values()) == {"not decided"}
-    assert [decided(values) for values in ([0.1, 0.2, 0.3], [0.1, 0.2, -0.01], [-0.1, -0.1, -0.2])] == [1, 0, -1]
-
-
-def test_a_diverged_run_is_worse_than_any_other():
+def test_a_diverged_run_is_worse_than_any_other_and_has_no_difference():
     kept = [
         {"name": "uncompressed", "seed": 0, "lr": LR, "on": 4.0, "off": 4.0},
         {"name": "topk 5% states", "seed": 0, "lr": LR, "on": None, "off": None},
         {"name": "learning rate", "seed": 0, "lr": 3 * LR, "on": 3.0, "off": 3.0},
     ]
     results = results_of(kept, before=5.0)
-    assert results.cost("topk 5% states") == [float("inf")]
-    assert results.off_minus_on("topk 5% states") == [0.0]
-    assert results.on("learning rate") == []
+    assert results.cost("topk 5% states") == [math.inf]
+    assert math.isnan(*results.off_minus_on("topk 5% states"))
+    assert results.measured("learning rate").on == ()
 
 
-def test_spread_is_half_the_range():
-    assert spread([1.0, 2.0, 1.5]) == "+1.500 ± 0.500"
-    assert spread([0.25], ".0%") == "+25%"
-    assert spread([]) == "missing"
+def test_every_claim_has_its_runs_with_all_seeds_or_decides_nothing():
+    words = [str(claim.verdict) for claim in decide(made_up().evidence, made_up().judge)]
+    assert not any("seeds" in word for word in words)
+    assert any(word == "reproduced" for word in words)
+    few = made_up(SEEDS[:2])
+    assert {str(claim.verdict) for claim in decide(few.evidence, few.judge)} == {"not decided: 2 of 3 seeds"}
 
 
 def test_the_figure_is_drawn_from_whatever_is_there(tmp_path):
-    results = made_up(AS_IN_THE_PAPER)
+    results = made_up()
     few = {name: results.losses[name] for name in ("uncompressed", "topk 10% states")}
     draw(Results(few, results.before), tmp_path / "few.png")
     assert (tmp_path / "few.png").stat().st_size > 10_000
@@ -184,3 +135,87 @@ def test_off_is_the_loss_that_validation_with_whole_states_would_have_found(run_
         losses[at_inference] = events(config, Validated)[-1].loss
         found[at_inference] = loss_whole(config, folder)
     assert losses[True] != losses[False] == found[True] == found[False]
+
+
+def test_a_last_validation_that_was_not_finite_is_not_replaced_by_an_earlier_one(run_config, monkeypatch):  # noqa: F811
+    folder, steps = run_config.job.dump_folder, run_config.training.steps
+    Trainer(run_config).train()
+    monkeypatch.setattr("benchmarks.finetune.record.weights_sha256", lambda _folder: "")
+    monkeypatch.setattr("benchmarks.finetune.record.loss_whole", lambda *_: math.nan)
+    monkeypatch.setattr(Finetuning, "steps", steps)
+    run = Finetuning(name="uncompressed", boundary=METHODS["uncompressed"])
+    last = events(run_config, Validated)[-1]
+    assert last.step == steps
+    kept = record(run, folder)
+    assert (kept["on"], kept["off"], kept["ended"], kept["settings"]) == (last.loss, None, "finished", settings_of(run))
+    log = folder / "events.jsonl"
+    log.write_text(log.read_text().replace(f'"loss":{last.loss!r},"bits', '"loss":null,"bits'))
+    kept = record(run, folder)
+    assert kept["on"] is None
+    assert kept["validations"], "there were earlier ones"
+
+
+def test_weights_without_a_record_are_made_again(run_config, tmp_path, monkeypatch):  # noqa: F811
+    """As after a crash at any moment between the two."""
+    work, output, run = tmp_path / "work", tmp_path / "output", Pretraining()
+    folder = work / run.key
+    Trainer(replace(run_config, job=replace(run_config.job, dump_folder=folder))).train()
+
+    def loss_of(config, weights):
+        assert config.model.initial == weights
+        assert (weights / "checkpoints").is_dir()
+        return 5.0
+
+    monkeypatch.setattr("benchmarks.finetune.record.loss_whole", loss_of)
+    for _ in range(2):
+        kept = record_pretraining(run, folder)
+        assert not has_pretrained(work, output), "there is no record yet"
+    path = result_path(run, output)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(kept))
+    assert has_pretrained(work, output)
+    path.write_text(json.dumps({**kept, "initial_sha256": "of others"}))
+    assert not has_pretrained(work, output)
+
+    def fails(*_):
+        raise KeyboardInterrupt
+
+    shutil.rmtree(work / PRETRAINED)
+    monkeypatch.setattr("benchmarks.finetune.record.loss_whole", fails)
+    with pytest.raises(KeyboardInterrupt):
+        record_pretraining(run, folder)
+    assert not (work / PRETRAINED).exists(), "weights are put in place last"
+    monkeypatch.setattr("benchmarks.finetune.record.ended", lambda _folder: "not_finite")
+    with pytest.raises(UserError, match="the pretraining ended with not_finite"):
+        record_pretraining(run, folder)
+
+
+def test_folders_of_other_data_or_other_constants_are_refused(source, tmp_path, monkeypatch):
+    shutil.copytree(source / "validation", source / "train")
+    work, output = tmp_path / "work", tmp_path / "output"
+    for _ in range(2):
+        claim_folders(work, output, stamp_of(source))
+    path = result_path(Pretraining(), output)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"stamp": stamp_of(source)}))
+    manifest = source / "train" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("words", "others"))
+    for folder in (work, tmp_path / "new"):  # the records alone are enough to refuse
+        with pytest.raises(UserError, match="made with another train of --data: "):
+            claim_folders(folder, output, stamp_of(source))
+    monkeypatch.setattr("benchmarks.finetune.stamp.SAMPLES", 12)
+    with pytest.raises(UserError, match="train of --data and another size of the books: "):
+        claim_folders(work, output, stamp_of(source))
+    (tmp_path / "old" / "books").mkdir(parents=True)
+    with pytest.raises(UserError, match="old was made with another"):
+        claim_folders(tmp_path / "old", tmp_path / "none", stamp_of(source))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_exit_code_is_no_count(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "execute", lambda *_, **__: 0 if whole else 256)
+    for name in ("claim_folders", "stamp_of", "cut_books", "has_pretrained"):
+        monkeypatch.setattr(command, name, lambda *_, **__: True)
+    monkeypatch.setattr("sys.argv", ["finetune", "run", "--data", str(tmp_path), "--output", str(tmp_path)])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert command.main() == (0 if whole else 1)

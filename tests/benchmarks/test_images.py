@@ -1,5 +1,6 @@
 """The image study: crossings that change nothing where they should not, and verdicts that follow from figures."""
 
+import math
 from dataclasses import replace
 
 import msgspec
@@ -8,11 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.digits import SHADES, digits, shifted
-from benchmarks.images.claims import Results, Scores, claims, floor, hurts_badly, verdict, worse
-from benchmarks.images.execute import read, results_path, tasks
+from benchmarks.images.claims import Results
+from benchmarks.images.execute import describe, read, results_path, tasks
 from benchmarks.images.report import report
 from benchmarks.images.settings import SETTINGS, UNCOMPRESSED, Setting
 from benchmarks.images.training import Outcome, Recipe, Score, chain_of, make_methods, message_shapes, score, train
+from benchmarks.lossy_claims import decide
 from benchmarks.vision import draw, resnet, walk
 from thinpipe.core.errors import UserError
 
@@ -77,7 +79,7 @@ def test_what_crosses_is_the_stream_and_a_tenth_of_it_with_topk_of_a_tenth():
 
 
 def test_settings_are_whole_and_have_names_of_their_own():
-    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS) == 1 + 4 * 6 + 3 * 4 + 3 * 5
+    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS) == 1 + 4 * 6 + 3 * 4 + 3 * 5 + 4
     for setting in SETTINGS:
         boundary = setting.boundary
         assert (boundary.states.kind != "none") is (setting.kind != "none" and setting.where != "gradients")
@@ -128,38 +130,16 @@ def test_shifts_move_pixels_and_keep_labels():
     assert places == {8 * (3 + down) + 4 + right for down in (-1, 0, 1) for right in (-1, 0, 1)}
 
 
-def scores(*pairs):
-    return Scores(errors=tuple(error for error, _ in pairs), losses=tuple(loss for _, loss in pairs))
-
-
-def test_only_what_lies_outside_the_spread_is_worse_and_errors_come_first():
-    good, bad = scores((0.01, 0.2), (0.02, 0.3)), scores((0.03, 0.1), (0.04, 0.1))
-    assert worse(bad, good) is True
-    assert worse(good, bad) is False
-    overlapping = scores((0.02, 0.4), (0.04, 0.5))
-    assert worse(overlapping, good) is True  # by the loss
-    assert worse(scores((0.02, 0.3), (0.04, 0.5)), good) is None
-    assert hurts_badly(bad, good) is False  # by the loss: the errors overlap with twice those of the good one
-    assert hurts_badly(scores((0.05, 0.1), (0.06, 0.1)), good) is True
-
-
-def test_verdicts_need_half_of_the_levels_and_no_voice_against():
-    assert verdict([True, True, None, None]) == "reproduced"
-    assert verdict([False, False, None, None]) == "refuted"
-    for votes in ([True, None, None, None], [True, True, True, False], [None] * 4):
-        assert verdict(votes) == "not decided"
-
-
-def test_a_floor_is_the_last_level_before_the_fall():
-    none, fine, bad = scores((0.02, 0.1)), scores((0.025, 0.12)), scores((0.1, 0.4))
-    rulings = {
-        (False, True): "reproduced",
-        (False, False): "refuted",
-        (True, True): "refuted",
-    }
-    for (at, below), ruling in rulings.items():
-        levels = {0.2: fine, 0.1: bad if at else fine, 0.05: bad if below else fine}
-        assert floor("", levels, 0.1, none).verdict == ruling
+def test_an_answer_that_is_not_finite_is_wrong_and_its_loss_is_none():
+    model = network().eval()
+    test_NW = digits(96, 96).test_NW
+    shapes = message_shapes(model, test_NW[:16])
+    torch.nn.init.constant_(model.segments[3].head.linear.weight, float("nan"))
+    assert score(chain_of(model, make_methods(UNCOMPRESSED, shapes, 0), 0), test_NW, 16) == Score(None, 0.0)
+    lost = replace(outcome(UNCOMPRESSED, 0, fragile="both"), on=Score(None, 0.0))
+    assert msgspec.json.decode(msgspec.json.encode(lost), type=Outcome) == lost
+    assert Results.of([lost]).on[UNCOMPRESSED].losses == (math.inf,)
+    assert "not finite" in describe(lost)
 
 
 def outcome(setting, seed, *, fragile):
@@ -180,24 +160,34 @@ def outcome(setting, seed, *, fragile):
     )
 
 
+GRADIENTS = "Gradients need milder compression than activations"
+IN_ITS_WAY = "A model trained with TopK works well only if compression stays on at inference"
+
+
 @pytest.mark.parametrize(("fragile", "ruling"), [("gradients", "reproduced"), ("activations", "refuted")])
 def test_verdicts_follow_from_the_figures(fragile, ruling):
     results = Results.of(outcome(setting, seed, fragile=fragile) for setting, seed in tasks())
-    found = {claim.text: claim.verdict for claim in claims(results)}
-    for kind in ("TopK", "quantisation"):
-        assert found[f"Gradients need milder compression than activations: {kind}"] == ruling
-    assert found["A model trained with TopK works well only if compression stays on at inference"] == "not decided"
+    found = {claim.text: str(claim.verdict) for claim in decide(results.evidence, results.judge)}
+    assert found[GRADIENTS] == ruling
+    assert found[IN_ITS_WAY] == "not decided: no difference"
+
+
+def test_every_claim_has_its_settings_and_one_seed_decides_none():
+    few = Results.of(outcome(setting, seed, fragile="gradients") for setting, seed in tasks(seeds=(0,)))
+    assert {str(claim.verdict) for claim in decide(few.evidence, few.judge)} == {"not decided: 1 of 3 seeds"}
 
 
 def test_results_are_read_back_without_a_line_that_was_cut_short_and_reported(tmp_path):
     made = [outcome(setting, seed, fragile="both") for setting, seed in tasks()]
+    lost = Setting(kind="topk", level=0.02)
+    made = [replace(each, on=Score(None, 0.1)) if each.setting == lost else each for each in made]
     lines = b"".join(msgspec.json.encode(each) + b"\n" for each in made)
     results_path(tmp_path).write_bytes(lines + lines[:100])
     assert read(tmp_path, TINY) == made
     assert read(tmp_path, replace(TINY, epochs=2)) == []
     report(read(tmp_path, TINY), TINY, tmp_path)
     page = (tmp_path / "images.md").read_text()
-    assert page.count("\n| topk") == 4 * 6 + 3 * 5
+    assert page.count("\n| topk") == 4 * 6 + 3 * 5 + 4
     assert (tmp_path / "images.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="no seed has all settings"):
         report(made[:5], TINY, tmp_path)

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from benchmarks.rank.families import FAMILIES, Options, Task, images
-from benchmarks.rank.history import follow, learn, look, steps_to_look_at, writers
-from benchmarks.rank.report import conclusion, write_report
+from benchmarks.rank.history import across_tokens, follow, learn, look, steps_to_look_at, writers
+from benchmarks.rank.report import Group, conclusion, groups, write_report
 from benchmarks.rank.spectrum import ranks
-from benchmarks.vision import walk
+from benchmarks.vision import PATCHES, walk
 
 OPTIONS = Options(output=Path(), dim=32, depth=2, steps=4, moments=4, images=8, seq_len=16)
 
@@ -105,7 +105,7 @@ def test_a_cut_carries_all_that_the_rest_needs(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_histories_begin_with_noise_and_see_training(name):
     model, task = made(name)
-    seen_BW, options = task.unseen_BW[:8], replace(OPTIONS, steps=40)
+    seen_BW, options = task.unseen_BW[:8], replace(OPTIONS, steps=20)
     task = replace(task, rows_at=lambda _step: seen_BW, unseen_BW=seen_BW)
     first, *_, last = learn(model, task, options)
     assert (first.step, last.step) == (0, options.steps)
@@ -115,7 +115,16 @@ def test_histories_begin_with_noise_and_see_training(name):
         full = min(weight.shape)
         assert 0.2 < first.writers[key].stable / full < 0.8
         assert first.writers[key] != last.writers[key]
-    assert look(model, task, 0).cuts != last.cuts  # one more step was taken behind the last look
+    assert look(model, task, options.steps) == last, "the last look is at the trained network"
+
+
+def test_only_a_mixer_writes_along_its_tokens():
+    for name in FAMILIES:
+        model, _ = made(name)
+        full = {key: min(weight.shape) for key, weight in writers(model).items()}
+        found = across_tokens(model)
+        assert len(found) == (len(full) // 2 if name == "mixer" else 0)
+        assert {full[key] for key in found} <= {PATCHES}
 
 
 def test_looks_are_dense_at_first_and_end_with_the_last_step():
@@ -126,13 +135,25 @@ def test_looks_are_dense_at_first_and_end_with_the_last_step():
     assert len(steps) <= 18
 
 
-def test_the_report_names_those_that_collapsed(tmp_path):
+def with_ranks(history, at, kept):
+    """Stable ranks of the names at a moment set to this part of their start."""
+    moment, first = history.moments[at], history.moments[0].writers
+    changed = {name: replace(first[name], stable=part * first[name].stable) for name, part in kept.items()}
+    history.moments[at] = replace(moment, writers={**moment.writers, **changed})
+
+
+def test_the_report_names_those_that_collapsed_and_those_that_came_back(tmp_path):
     history = follow("mixer", OPTIONS, tmp_path, lambda _moment: None)
+    width, tokens = groups([history])
     assert "MLP-Mixer" in conclusion([history]).split("It does not in:")[1]
-    fallen = {name: type(found)(stable=1.0, effective=1.0) for name, found in history.moments[0].writers.items()}
-    moment = history.moments[-1]
-    history.moments[-1] = type(moment)(step=moment.step, loss=moment.loss, writers=fallen, cuts=moment.cuts)
-    page = write_report([history], tmp_path / "rank")
-    assert "MLP-Mixer" in conclusion([history]).split("It does not in:")[0]
-    assert conclusion([history]) in page
+    with_ranks(history, -1, dict.fromkeys(tokens.names, 0.01))
+    assert "MLP-Mixer" in conclusion([history]).split("It does not in:")[1], "writers along tokens are not averaged in"
+    with_ranks(history, 2, dict.fromkeys(width.names, 0.2))
+    with_ranks(history, -1, dict.fromkeys(width.names, 0.9))
+    page, found = write_report([history], tmp_path / "rank"), conclusion([history])
+    assert found in page
+    assert f"It does in: MLP-Mixer (0.20 at step {history.moments[2].step}, 0.90 at the end)" in found
+    assert "Still collapsed at the end: none" in found
+    assert page.count("\n| MLP-Mixer (no attention") == 2
+    assert Group(history).lowest[0] == pytest.approx(0.2)
     assert (tmp_path / "rank.png").read_bytes().startswith(b"\x89PNG")
