@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 
-from thinpipe.transport.nats.store import Answered, Asked
+from thinpipe.transport.nats.requests import Answered, Asked
 
 MOST_KEYS, MOST_VALUE_NBYTES, MOST_WAIT_SECONDS = 100_000, 1 << 20, 3600.0
 

@@ -155,6 +155,7 @@ class Post:
             await asyncio.sleep(0.01)
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for lane in lanes:
             if lane.client.is_connected:
                 await asyncio.wait_for(lane.client.close(), timeout=2)

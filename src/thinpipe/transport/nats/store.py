@@ -2,33 +2,13 @@
 
 from datetime import timedelta
 from time import monotonic
-from typing import Literal
 
 import msgspec
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from thinpipe.transport.nats.post import Post
-
-SERVICE = "store"
-
-
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the hub. `wait_seconds`: how long it may wait for the keys before it answers."""
-
-    what: Literal["set", "get", "add", "swap", "delete", "count", "wait"]
-    keys: list[str] = []
-    value: bytes = b""
-    expected: bytes = b""
-    amount: int = 0
-    wait_seconds: float = 0.0
-
-
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    found: bool
-    value: bytes = b""
-    number: int = 0
-
+from thinpipe.transport.nats.requests import SERVICE, Answered, Asked
 
 _DECODER = msgspec.msgpack.Decoder(Answered)
 
