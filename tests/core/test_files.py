@@ -117,3 +117,11 @@ def test_removing_what_is_not_there_is_no_error(tmp_path: Path) -> None:
 def test_sha256_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "abc").write_bytes(b"abc")
     assert file_sha256(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_a_secret_is_never_readable_by_others(tmp_path):
+    with AtomicFile(tmp_path / "key", mode=0o600) as file:
+        file.write(b"secret")
+        assert [path.stat().st_mode & 0o077 for path in tmp_path.iterdir()] == [0]
+    assert (tmp_path / "key").stat().st_mode & 0o077 == 0

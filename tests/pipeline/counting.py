@@ -1,11 +1,18 @@
-"""A process group on gloo that counts what it is given to send: what is handed to a transport, seen from there."""
+"""Process groups that count what they are given to send: what is handed to a transport, seen from there."""
 
+import json
+import os
 from collections import Counter
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from tests.transport.nats_peers import ORIGIN
+from thinpipe.transport.nats.group import NatsGroup
+from thinpipe.transport.nats.opening import open_nats_group
+from thinpipe.transport.nats.post import Address
 
 
 class CountingGroup(dist.ProcessGroup):
@@ -33,4 +40,23 @@ def open_counting_group(seconds: float) -> CountingGroup:
     dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
     dist.Backend.register_backend("counting", create, extended_api=True, devices=["cpu"])
     group: CountingGroup = dist.new_group(backend="counting", timeout=timedelta(seconds=seconds))
+    return group
+
+
+def open_counting_nats_group(seconds: float) -> NatsGroup:
+    """With a broker whose address and seeds are in the environment."""
+    told = json.loads(os.environ["BROKER"])
+    names = list(told["seeds"])
+    name = names[int(os.environ["RANK"])]
+    address = Address(url=told["url"], fingerprint=told["fingerprint"], name=name, seed=told["seeds"][name])
+    group = open_nats_group(address, names, ORIGIN, timeout=timedelta(seconds=seconds))
+    messages: Counter[tuple[int, int]] = Counter()
+    push = group.send
+
+    def send(tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
+        (tensor,) = tensors
+        messages[tag, tensor.numel() * tensor.element_size()] += 1
+        return push(tensors, dst, tag)
+
+    group.send, group.messages = send, messages
     return group

@@ -11,6 +11,8 @@ import torch
 from tests.pipeline import cases
 from tests.pipeline.cases import CASES, run_case, segments_for
 from tests.reference.language import SyntheticLanguage
+from tests.swarm.brokers import running_broker
+from tests.transport.nats_peers import hub_services
 from tests.transport.processes import start
 from thinpipe.boundary.registry import COMPRESSORS, MEMORIES
 from thinpipe.core.errors import UserError
@@ -63,6 +65,20 @@ def messages_stated(lengths, case, schedule, processes):
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_processes_equal_the_twin_bit_for_bit(schedule, processes, tmp_path):
+    compare_with_twin(schedule, processes, tmp_path)
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize(("schedule", "processes"), [("1F1B", 2), ("ZBVZeroBubble", 2), ("GPipe", 4)])
+def test_processes_on_nats_equal_the_twin_bit_for_bit(schedule, processes, tmp_path, monkeypatch):
+    names = tuple(f"p{rank}" for rank in range(processes))
+    with running_broker(tmp_path, names) as running, hub_services(running):
+        told = {"url": running.url, "fingerprint": running.fingerprint, "seeds": running.seeds}
+        monkeypatch.setenv("BROKER", json.dumps(told))
+        compare_with_twin(schedule, processes, tmp_path)
+
+
+def compare_with_twin(schedule, processes, tmp_path):
     expected = twin(segments_for(schedule, processes))
     reports = run_processes(schedule, processes, tmp_path / "result")
     assert [report["unpickled"] for report in reports] == [[]] * processes

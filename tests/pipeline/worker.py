@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.pipeline.cases import CASES, run_case, segments_for
-from tests.pipeline.counting import open_counting_group
+from tests.pipeline.counting import open_counting_group, open_counting_nats_group
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
         lambda event, arguments: unpickled.append(str(arguments)) if event == "pickle.find_class" else None
     )
     torch.set_num_threads(1)
-    group = open_counting_group(60)
+    group = open_counting_nats_group(60) if "BROKER" in os.environ else open_counting_group(60)
     segments = segments_for(schedule, group.size())
     results = {}
     for case in CASES:

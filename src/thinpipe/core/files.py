@@ -20,11 +20,14 @@ class AtomicFile:
     As a context manager it commits at the end of the block and discards when the block raises.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, mode: int = 0o666) -> None:
+        """`mode` is who may read and write it, less what the user's umask takes away."""
         self.path = path
         # A random part, so that two writers of one name cannot write into each other's bytes.
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY_SUFFIX}")
-        self._file = self._temporary.open("xb")
+        self._file = open(  # noqa: SIM115
+            self._temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)
+        )
 
     def write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
@@ -62,9 +65,9 @@ class AtomicFile:
             self.discard()
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Replaces `path` by a file with this content; readers see the old file or the new one, never a part."""
-    with AtomicFile(path) as file:
+    with AtomicFile(path, mode=mode) as file:
         file.write(data)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from thinpipe.boundary.contract import BoundaryMethod, Crossing
 from thinpipe.core.seeds import derive_seed
 from thinpipe.models import Segment
+from thinpipe.subspace import Basis
 
 
 class Chain(nn.Module):
@@ -56,6 +57,13 @@ class Chain(nn.Module):
             state = segment(self.ids_BW[:, :-1], state if index else None)
         assert state is not None
         return token_losses(state, self.ids_BW).mean() if self.is_last else state
+
+    @property
+    def state_basis(self) -> Basis | None:
+        """In which the states at its boundaries are given; the same for all segments of a model."""
+        segment = self.segments[0]
+        assert isinstance(segment, Segment)
+        return segment.space.state_basis
 
     @property
     def is_last(self) -> bool:

@@ -6,12 +6,14 @@ micro-batch: gloo's sender waits until the receiver is ready.
 
 import time
 from collections import deque
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinpipe.transport.labels import Label, is_labelled
 from thinpipe.transport.threads import Watcher
 
 AHEAD_NBYTES = 16 << 20
@@ -25,6 +27,12 @@ def mail_tag(boundary: int, *, forward: bool) -> int:
     return _FIRST_TAG + 2 * boundary + (0 if forward else 1)
 
 
+def tell(group: dist.ProcessGroup, tag: int, label: Label, microbatch: int) -> None:
+    """Groups that send labels along compare them."""
+    if is_labelled(group):
+        group.label(tag, replace(label, microbatch=microbatch))
+
+
 class Incoming:
     """What one neighbour sends in one direction."""
 
@@ -34,18 +42,20 @@ class Incoming:
         self.received_nbytes, self.waited_seconds = 0, 0.0
         self._posted: deque[tuple[Tensor, dist.Work]] = deque()
         self._unposted = self._taken = 0
+        self._label = Label()
 
-    def expect(self, messages: int, nbytes: int) -> None:
+    def expect(self, messages: int, nbytes: int, label: Label) -> None:
         """So many of this length will come in this step; validation may have another than training."""
         assert not len(self._posted) + self._unposted, "messages of the last step were left"
         self.nbytes, self.ahead = nbytes, max(2, AHEAD_NBYTES // nbytes)
-        self._unposted, self._taken = messages, 0
+        self._unposted, self._taken, self._label = messages, 0, label
         self.received_nbytes, self.waited_seconds = 0, 0.0
         self._post()
 
     def _post(self) -> None:
         while self._unposted and len(self._posted) < self.ahead:
             buffer = torch.empty(self.nbytes, dtype=torch.uint8)
+            tell(self.group, self.tag, self._label, self._taken + len(self._posted))
             self._posted.append((buffer, self.group.recv([buffer], self.peer, self.tag)))
             self._unposted -= 1
 
@@ -73,10 +83,11 @@ class Outgoing:
         self._watcher = Watcher(f"sends {name}")
         self._problems: list[Exception] = []
 
-    def send(self, message: Tensor) -> None:
+    def send(self, message: Tensor, label: Label, microbatch: int) -> None:
         if self._problems:
             raise ConnectionError(f"could not send {self.name}: {self._problems[0]}")
         message = message.cpu()
+        tell(self.group, self.tag, label, microbatch)
         work = self.group.send([message], self.peer, self.tag)
         self._watcher.watch(work, partial(_left, message, self._problems))
 

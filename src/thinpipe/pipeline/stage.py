@@ -17,6 +17,7 @@ from thinpipe.boundary.contract import BoundaryMethod, Crossing
 from thinpipe.core.errors import UserError
 from thinpipe.pipeline.chain import Chain
 from thinpipe.pipeline.mail import Incoming, Outgoing, mail_tag
+from thinpipe.transport.labels import Label, is_labelled
 
 KNOWN_TORCH = "2.13."
 if not torch.__version__.startswith(KNOWN_TORCH):
@@ -47,7 +48,7 @@ class MessageStage(PipelineStage):
             output_args=(loss,) if last else (state,),
             group=group,
         )
-        self.chain, self.step, self.training = chain, 0, True
+        self.chain, self.step, self.training, self.label = chain, 0, True, Label()
         self.before, self.after = chain.indices.start - 1, chain.indices.stop - 1
         """The boundaries at its two ends."""
         self.previous_here: MessageStage | None = None
@@ -73,11 +74,19 @@ class MessageStage(PipelineStage):
             self.states_out = Outgoing(group, peer, mail_tag(self.after, forward=True), name=names[1])
 
     def begin(self, step: int, microbatches: int, *, backward: bool) -> None:
-        self.step, self.training = step, backward
+        self.step, self.training, self.label = step, backward, self._label(step)
         if self.states_in is not None:
-            self.states_in.expect(microbatches, self._method_before.forward_nbytes)
+            self.states_in.expect(microbatches, self._method_before.forward_nbytes, self.label)
         if self.gradients_in is not None:
-            self.gradients_in.expect(microbatches if backward else 0, self._method_after.backward_nbytes)
+            expected = microbatches if backward else 0
+            self.gradients_in.expect(expected, self._method_after.backward_nbytes, self.label)
+
+    def _label(self, step: int) -> Label:
+        """Of all messages of a step: a basis changes between steps only."""
+        basis = self.chain.state_basis if is_labelled(self.group) else None
+        if basis is None:
+            return Label(step=step)
+        return Label(step=step, basis_version=basis.version, basis_hash=bytes.fromhex(basis.hash)[:8])
 
     @property
     def _method_before(self) -> BoundaryMethod:
@@ -119,7 +128,7 @@ class MessageStage(PipelineStage):
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         if self.states_out is not None:
             (state,), _ = self.fwd_cache[fwd_chunk_id]
-            self.states_out.send(self._state_message(state, fwd_chunk_id))
+            self.states_out.send(self._state_message(state, fwd_chunk_id), self.label, fwd_chunk_id)
         return []
 
     def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
@@ -154,7 +163,7 @@ class MessageStage(PipelineStage):
             (gradient,) = self.bwd_cache.pop(bwd_chunk_id)
             assert gradient is not None
             crossing = self._crossing(self.before, bwd_chunk_id)
-            self.gradients_out.send(self._method_before.pack_backward(gradient, crossing))
+            self.gradients_out.send(self._method_before.pack_backward(gradient, crossing), self.label, bwd_chunk_id)
         return []
 
     def get_local_bwd_output(self, mb_index: int) -> Any:

@@ -49,6 +49,11 @@ class DenseSpace(nn.Module):
         super().__init__()
         self.width = dim
 
+    @property
+    def state_basis(self) -> Basis | None:
+        """In which the state that a boundary carries is given; None: it is the whole vector."""
+        return None
+
     def writer(self, in_features: int, *, bias: bool = False) -> Writer:
         return Writer(in_features, self.width, bias=bias)
 
@@ -95,6 +100,10 @@ class Subspace(nn.Module):
     def basis(self, basis: Basis) -> None:
         self.basis_DK.copy_(basis.matrix_DK)
         self.version = basis.version
+
+    @property
+    def state_basis(self) -> Basis | None:
+        return self.basis
 
     def writer(self, in_features: int, *, bias: bool = False) -> Writer:
         layer = Writer(in_features, self.width, bias=bias)
@@ -150,6 +159,10 @@ class FreeSpace(DenseSpace):
     def __init__(self, subspace: Subspace) -> None:
         super().__init__(subspace.dim)
         self.subspace = subspace
+
+    @property
+    def state_basis(self) -> Basis | None:
+        return self.subspace.state_basis
 
     def open(self, ids_BT: Tensor, state: Tensor, on_gradient: OnGradient | None = None, start: int = 0) -> Stream:
         return DenseStream(self.subspace.open(ids_BT, state, on_gradient, start).dense())

@@ -1,0 +1,61 @@
+"""One owner of a folder at a time. Two servers on one store would both start, and lose each other's data in silence.
+
+The lock is of the open file, not of the process: on POSIX the server inherits it, so the folder is free only when the
+server is gone too, whatever became of the program that started it.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from thinpipe.core.errors import UserError
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+_WAIT_SECONDS = 3.0
+"""For the server of a program that was killed a moment ago."""
+
+
+class FolderLock:
+    """Held from `__init__` to `release`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._wait(folder)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    @property
+    def inheritable(self) -> tuple[int, ...]:
+        """The descriptors that a process must be given to share the lock."""
+        return () if sys.platform == "win32" else (self._file,)
+
+    def release(self) -> None:
+        """Those who inherited the lock keep it."""
+        os.close(self._file)
+
+    def _wait(self, folder: Path) -> None:
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while not self._try():
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{folder} is in use by another hub, or by a server one has left behind: "
+                    "stop that one first, or choose another folder"
+                )
+            time.sleep(0.05)
+
+    def _try(self) -> bool:
+        try:
+            if sys.platform == "win32":
+                msvcrt.locking(self._file, msvcrt.LK_NBLCK, 1)
+            else:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,178 @@
+"""A thread that talks to the server, so that training never waits for a socket it does not need.
+
+Two connections with one key: bulk mail on one, credit, heartbeats and requests on the other, which thus never queue
+behind a large message. Nothing reconnects by itself: a lost connection may have lost mail, and is told at once.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from thinpipe.transport.nats.dial import connect
+
+BEAT_SECONDS = 1.0
+Result = TypeVar("Result")
+Receiver = Callable[[str, bytes], None]
+"""Is told who wrote and what; runs in the post's thread and must not block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where the server is and who we are to it."""
+
+    url: str
+    fingerprint: str
+    """Of its certificate."""
+    name: str
+    """Ours; subjects and permissions are made of it."""
+    seed: str = field(repr=False)
+    """Of our key."""
+
+
+@dataclass
+class _Lane:
+    """What waits to be sent on one connection, in order."""
+
+    client: Client
+    waiting: deque[tuple[str, bytes, Callable[[], None] | None]] = field(default_factory=deque)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Post:
+    """`down` is called once, in the post's thread, with the reason why nothing can be sent or received any more."""
+
+    def __init__(self, address: Address, down: Callable[[Exception], None]) -> None:
+        self.address, self._down = address, down
+        self._loop = asyncio.new_event_loop()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failed = self._closed = False
+        self._thread = threading.Thread(target=self._loop.run_forever, name="thinpipe-post", daemon=True)
+        self._thread.start()
+        try:
+            self._bulk, self._urgent = self._call(self._open(), seconds=30)
+        except BaseException:
+            self._end()
+            raise
+
+    def send(
+        self, to: str, kind: str, data: bytes, sent: Callable[[], None] | None = None, *, urgent: bool = False
+    ) -> None:
+        """From any thread; mail of one lane keeps its order. `sent` is called when the socket has taken it."""
+        lane = self._urgent if urgent else self._bulk
+        lane.waiting.append((f"m.{to}.{self.address.name}.{kind}", data, sent))
+        self._loop.call_soon_threadsafe(lane.changed.set)
+
+    def receive(self, kind: str, receiver: Receiver, *, urgent: bool = False) -> None:
+        """Mail of this kind for us. When this returns, nothing that is sent from now on is missed."""
+        lane = self._urgent if urgent else self._bulk
+
+        async def arrived(message: Msg) -> None:
+            if message.headers or message.reply:
+                return  # no peer sends these: they come through a service that was asked to answer to us
+            receiver(message.subject.split(".")[2], message.data)
+
+        self._call(self._subscribe(lane.client, f"m.{self.address.name}.*.{kind}", arrived))
+
+    def listen(self, subject: str, receiver: Callable[[bytes], None]) -> None:
+        """What the hub tells everybody."""
+
+        async def arrived(message: Msg) -> None:
+            receiver(message.data)
+
+        self._call(self._subscribe(self._urgent.client, f"bcast.{subject}", arrived))
+
+    def request(self, service: str, data: bytes, *, seconds: float) -> bytes:
+        """An answer of the hub. Raises TimeoutError."""
+        subject = f"hub.{self.address.name}.{service}"
+        answer: Msg = self._call(self._urgent.client.request(subject, data, timeout=seconds), seconds=seconds + 1)
+        return answer.data
+
+    def close(self, *, linger_seconds: float = 2.0) -> None:
+        """Lets what waits leave, for so long."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._call(self._leave(linger_seconds), seconds=linger_seconds + 5)
+        finally:
+            self._end()
+
+    async def _open(self) -> tuple[_Lane, _Lane]:
+        lanes = []
+        for _ in range(2):
+            client = await connect(
+                self.address.url,
+                self.address.fingerprint,
+                self.address.seed,
+                inbox=f"_INBOX.{self.address.name}",
+                on_down=self._fail,
+            )
+            lanes.append(_Lane(client))
+        bulk, urgent = lanes
+        self._tasks = [
+            *(asyncio.create_task(self._pump(lane)) for lane in lanes),
+            asyncio.create_task(self._beat(urgent)),
+        ]
+        return bulk, urgent
+
+    async def _subscribe(
+        self, client: Client, subject: str, arrived: Callable[[Msg], Coroutine[Any, Any, None]]
+    ) -> None:
+        await client.subscribe(subject, cb=arrived, pending_bytes_limit=0, pending_msgs_limit=0)
+        await client.flush(timeout=10)
+
+    async def _pump(self, lane: _Lane) -> None:
+        try:
+            while True:
+                while lane.waiting:
+                    subject, data, sent = lane.waiting.popleft()
+                    await lane.client.publish(subject, data)
+                    if sent is not None:
+                        sent()
+                lane.changed.clear()
+                await lane.changed.wait()
+        except Exception as error:
+            self._fail(error)
+
+    async def _beat(self, lane: _Lane) -> None:
+        """From this thread: training may compute for minutes."""
+        while True:
+            lane.waiting.append((f"hub.{self.address.name}.beat", b"", None))
+            lane.changed.set()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _leave(self, seconds: float) -> None:
+        lanes = (self._bulk, self._urgent)
+        deadline = self._loop.time() + seconds
+        while not self._failed and any(lane.waiting for lane in lanes) and self._loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for lane in lanes:
+            if lane.client.is_connected:
+                await asyncio.wait_for(lane.client.close(), timeout=2)
+
+    def _fail(self, error: Exception) -> None:
+        if not (self._failed or self._closed):
+            self._failed = True
+            self._down(error)
+
+    def _call(self, asked: Coroutine[Any, Any, Result], *, seconds: float = 15) -> Result:
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("the post's own thread must not wait for itself")
+        future: Future[Result] = asyncio.run_coroutine_threadsafe(asked, self._loop)
+        return future.result(timeout=seconds)
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
+        if not self._thread.is_alive():
+            self._loop.close()

@@ -1,0 +1,64 @@
+"""A real broker for tests, with peers that have keys, and the programs that dial it."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from thinpipe.swarm.broker import Broker
+from thinpipe.swarm.keys import KeyPair
+from thinpipe.transport.nats.dial import connect
+
+
+@dataclass(frozen=True)
+class RunningBroker:
+    broker: Broker
+    seeds: dict[str, str]
+    """Of every peer, by name."""
+
+    @property
+    def url(self) -> str:
+        return self.broker.url
+
+    @property
+    def fingerprint(self) -> str:
+        return self.broker.fingerprint
+
+
+@contextmanager
+def running_broker(folder, peers=("p0", "p1"), **settings) -> Iterator[RunningBroker]:
+    """Peers get new keys, so on a folder that had a broker before, name others than it had."""
+    keys = {name: KeyPair.new() for name in peers}
+    with Broker(folder / "broker", **settings) as broker:
+        for name, key in keys.items():
+            broker.add_peer(name, key.public_key)
+        yield RunningBroker(broker, {name: key.seed for name, key in keys.items()})
+
+
+class Faults(list):
+    """An on_down that remembers."""
+
+    def __init__(self):
+        super().__init__()
+        self._came = threading.Event()
+
+    def __call__(self, error):
+        self.append(error)
+        self._came.set()
+
+    async def wait(self, seconds):
+        """The first fault, or None when there was none for so long."""
+        await asyncio.to_thread(self._came.wait, seconds)
+        return self[0] if self else None
+
+
+@asynccontextmanager
+async def dialled(broker, name, seed):
+    """A client with its faults, closed at the end."""
+    faults = Faults()
+    client = await connect(broker.url, broker.fingerprint, seed, inbox=f"_INBOX.{name}", on_down=faults)
+    try:
+        yield client, faults
+    finally:
+        await client.close()

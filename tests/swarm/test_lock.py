@@ -1,0 +1,39 @@
+import subprocess
+import sys
+
+import pytest
+
+from thinpipe.core.errors import UserError
+from thinpipe.swarm import lock
+from thinpipe.swarm.lock import FolderLock
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(lock, "_WAIT_SECONDS", 0.2)
+
+
+def test_one_at_a_time(tmp_path):
+    first = FolderLock(tmp_path)
+    with pytest.raises(UserError, match="in use by another hub"):
+        FolderLock(tmp_path)
+    first.release()
+    FolderLock(tmp_path).release()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks are not inherited on Windows")
+def test_who_inherits_it_keeps_it(tmp_path):
+    held = FolderLock(tmp_path)
+    heir = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=held.inheritable)
+    held.release()
+    with pytest.raises(UserError, match="a server one has left behind"):
+        FolderLock(tmp_path)
+    heir.communicate(b"\n", timeout=10)
+    FolderLock(tmp_path).release()
+
+
+def test_one_that_is_let_go_soon_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "_WAIT_SECONDS", 10.0)
+    held = FolderLock(tmp_path)
+    monkeypatch.setattr(lock.time, "sleep", lambda _: held.release())
+    FolderLock(tmp_path).release()

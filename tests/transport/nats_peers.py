@@ -1,0 +1,80 @@
+"""Process groups over a real broker, all in this process: every group has a thread of its own."""
+
+import asyncio
+import threading
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+
+from thinpipe.swarm.hearts import Hearts, watch_hearts
+from thinpipe.swarm.services import serve
+from thinpipe.swarm.store_service import StoreService
+from thinpipe.transport.nats.dial import connect
+from thinpipe.transport.nats.frame import Origin
+from thinpipe.transport.nats.group import NatsGroup
+from thinpipe.transport.nats.post import Address
+
+ORIGIN = Origin(run=b"test-run")
+
+
+def address(running, name):
+    return Address(url=running.url, fingerprint=running.fingerprint, name=name, seed=running.seeds[name])
+
+
+@contextmanager
+def open_groups(running, names, *, timeout=timedelta(seconds=20), **settings):
+    with ExitStack() as stack:
+        groups = []
+        for name in names:
+            group = NatsGroup(address(running, name), names, ORIGIN, timeout=timeout, **settings)
+            stack.callback(group.close)
+            groups.append(group)
+        yield groups
+
+
+@contextmanager
+def hub_services(running, *, lost_after=10.0):
+    """The hub's part: the store, and whose heart beats."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def call(asked):
+        return asyncio.run_coroutine_threadsafe(asked, loop).result(timeout=20)
+
+    async def start():
+        client = await connect(
+            running.url, running.fingerprint, running.broker.hub_seed, inbox="_INBOX.hub", on_down=lambda _: None
+        )
+        await serve(client, "store", StoreService())
+        return client, asyncio.create_task(watch_hearts(client, Hearts(lost_after)))
+
+    client, watch = call(start())
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(watch.cancel)
+        call(client.close())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(timeout=5)
+        loop.close()
+
+
+def together(*actions, seconds=30):
+    """Runs each in a thread; what they returned, or the first error."""
+    results, errors = [None] * len(actions), []
+
+    def run(index, action):
+        try:
+            results[index] = action()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=entry, daemon=True) for entry in enumerate(actions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=seconds)
+        assert not thread.is_alive(), "still waiting"
+    if errors:
+        raise errors[0]
+    return results
