@@ -43,6 +43,8 @@ class _Lane:
     client: Client
     waiting: deque[tuple[str, bytes, Callable[[], None] | None]] = field(default_factory=deque)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    closing: bool = False
+    """Nothing more will come."""
 
 
 class Post:
@@ -136,6 +138,8 @@ class Post:
                     await lane.client.publish(subject, data)
                     if sent is not None:
                         sent()
+                if lane.closing:
+                    return
                 lane.changed.clear()
                 await lane.changed.wait()
         except Exception as error:
@@ -143,19 +147,23 @@ class Post:
 
     async def _beat(self, lane: _Lane) -> None:
         """From this thread: training may compute for minutes."""
-        while True:
+        while not lane.closing:
             lane.waiting.append((f"hub.{self.address.name}.beat", b"", None))
             lane.changed.set()
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _leave(self, seconds: float) -> None:
         lanes = (self._bulk, self._urgent)
-        deadline = self._loop.time() + seconds
-        while not self._failed and any(lane.waiting for lane in lanes) and self._loop.time() < deadline:
-            await asyncio.sleep(0.01)
-        for task in self._tasks:
+        for lane in lanes:
+            lane.closing = True
+            lane.changed.set()
+        *pumps, beat = self._tasks
+        beat.cancel()
+        if not self._failed:  # not cancelled: a message that is being written must not be cut
+            await asyncio.wait(pumps, timeout=seconds)
+        for task in pumps:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.wait(self._tasks, timeout=1)
         for lane in lanes:
             if lane.client.is_connected:
                 await asyncio.wait_for(lane.client.close(), timeout=2)
