@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinpipe.transport.labels import Label, is_labelled
+from thinpipe.transport.staging import host_buffer, to_host
 from thinpipe.transport.threads import Watcher
 
 AHEAD_NBYTES = 16 << 20
@@ -36,8 +37,9 @@ def tell(group: dist.ProcessGroup, tag: int, label: Label, microbatch: int) -> N
 class Incoming:
     """What one neighbour sends in one direction."""
 
-    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, *, name: str) -> None:
-        self.group, self.peer, self.tag, self.name = group, peer, tag, name
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, *, name: str, device: torch.device) -> None:
+        """`device` is where messages will go on to."""
+        self.group, self.peer, self.tag, self.name, self.device = group, peer, tag, name, device
         self.nbytes = self.ahead = 0
         self.received_nbytes, self.waited_seconds = 0, 0.0
         self._posted: deque[tuple[Tensor, dist.Work]] = deque()
@@ -54,7 +56,7 @@ class Incoming:
 
     def _post(self) -> None:
         while self._unposted and len(self._posted) < self.ahead:
-            buffer = torch.empty(self.nbytes, dtype=torch.uint8)
+            buffer = host_buffer(self.nbytes, self.device)
             tell(self.group, self.tag, self._label, self._taken + len(self._posted))
             self._posted.append((buffer, self.group.recv([buffer], self.peer, self.tag)))
             self._unposted -= 1
@@ -86,7 +88,7 @@ class Outgoing:
     def send(self, message: Tensor, label: Label, microbatch: int) -> None:
         if self._problems:
             raise ConnectionError(f"could not send {self.name}: {self._problems[0]}")
-        message = message.cpu()
+        message = to_host(message)
         tell(self.group, self.tag, label, microbatch)
         work = self.group.send([message], self.peer, self.tag)
         self._watcher.watch(work, partial(_left, message, self._problems))

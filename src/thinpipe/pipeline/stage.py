@@ -66,11 +66,15 @@ class MessageStage(PipelineStage):
         places, here = self.stage_index_to_group_rank, self.stage_index
         if not self.is_first and (peer := places[here - 1]) != self.group_rank:
             names = f"states from stage {here - 1}", f"gradients to stage {here - 1}"
-            self.states_in = Incoming(group, peer, mail_tag(self.before, forward=True), name=names[0])
+            self.states_in = Incoming(
+                group, peer, mail_tag(self.before, forward=True), name=names[0], device=self.device
+            )
             self.gradients_out = Outgoing(group, peer, mail_tag(self.before, forward=False), name=names[1])
         if not self.is_last and (peer := places[here + 1]) != self.group_rank:
             names = f"gradients from stage {here + 1}", f"states to stage {here + 1}"
-            self.gradients_in = Incoming(group, peer, mail_tag(self.after, forward=False), name=names[0])
+            self.gradients_in = Incoming(
+                group, peer, mail_tag(self.after, forward=False), name=names[0], device=self.device
+            )
             self.states_out = Outgoing(group, peer, mail_tag(self.after, forward=True), name=names[1])
 
     def begin(self, step: int, microbatches: int, *, backward: bool) -> None:

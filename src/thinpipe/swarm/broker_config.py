@@ -30,10 +30,11 @@ class Limits:
     store_nbytes: int = 20 << 30
     """What JetStream may keep on the disk."""
     connections: int = 8192
-    write_deadline_seconds: int = 10
-    """A connection whose socket takes nothing for so long is cut."""
-    ping_interval_seconds: int = 5
-    unanswered_pings: int = 2
+    write_deadline_seconds: int = 60
+    """A connection whose socket takes nothing for so long is cut. Longer than any pause a run should survive: who is
+    lost, and after how long, is for `hearts` to say."""
+    ping_interval_seconds: int = 15
+    unanswered_pings: int = 3
 
     def __post_init__(self) -> None:
         for limit in fields(self):
