@@ -21,8 +21,8 @@ TOKENS_PER_CORE_SECOND = 3_000.0
 RATES: dict[str, tuple[float, ...]] = {
     "dense": (7.5e-4, 1.5e-3, 3e-3),
     "row": (7.5e-4, 1.5e-3, 3e-3),
-    "element": (7.5e-4, 1.5e-3, 3e-3, 6e-3),
-    "topk": (7.5e-4, 1.5e-3, 3e-3),
+    "element": (3.75e-4, 7.5e-4, 1.5e-3, 3e-3, 6e-3),
+    "topk": (7.5e-4, 1.5e-3, 3e-3, 6e-3),
     "quantise": (7.5e-4, 1.5e-3, 3e-3),
     "lowrank": (7.5e-4, 1.5e-3, 3e-3),
 }
