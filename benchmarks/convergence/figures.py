@@ -59,6 +59,7 @@ def draw_pareto(results: list[Result], dense: Dense, path: Path) -> None:
         axes.annotate(f"as good as dense bf16 ({DENSE.nbytes_per_token:,.0f} bytes)", (0.98, 0),
                       xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)  # fmt: skip
         axes.set_xscale("log")
+        axes.set_xlim(25, 650)
         axes.set_xticks([32, 64, 128, 256, 512], ["32", "64", "128", "256", "512"])
         axes.minorticks_off()
         axes.set(
@@ -86,9 +87,9 @@ def draw_learning_rates(results: list[Result], path: Path) -> None:
     rates = sorted({r.lr for same in by_name.values() for r in same})
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.minorticks_off()
-    axes.set(xlabel="highest learning rate", ylabel="validation loss, nats per token", title="Every method at its best")
+    axes.set(xlabel="highest learning rate", ylabel="validation loss, nats per token", title="The rate of every method")
     finish(axes)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
