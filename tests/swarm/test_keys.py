@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from thinpipe.core.errors import UserError
 from thinpipe.swarm.keys import KeyPair, is_public_key
 
-PAIR = KeyPair.new()
+PAIR = KeyPair.from_seed(nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER).decode())
 
 
 def test_a_pair_comes_back_from_its_seed():
