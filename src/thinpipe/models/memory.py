@@ -88,10 +88,11 @@ def attend(
 def _fast_precision(query_BNTH: Tensor, seen: int) -> Iterator[torch.dtype]:
     """float32 in the place of bfloat16 for short texts on CPUs, where torch 2.13 is slower in bfloat16.
 
-    See benchmarks/attention.py. Not when tokens are generated: a memory would be converted again for each of them.
+    See benchmarks/attention.py. When tokens are generated too, or they would differ from a text that is read at once:
+    a memory of so few tokens is converted again for each of them.
     """
     slow = query_BNTH.device.type == "cpu" and query_BNTH.dtype == torch.bfloat16
-    if not slow or query_BNTH.shape[2] != seen or seen > LONGEST_IN_FLOAT32:
+    if not slow or seen > LONGEST_IN_FLOAT32:
         yield query_BNTH.dtype
         return
     with torch.autocast("cpu", enabled=False):
