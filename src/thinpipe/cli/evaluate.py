@@ -3,7 +3,6 @@
 import json
 import math
 import tomllib
-from itertools import islice
 
 import torch
 
@@ -11,7 +10,7 @@ from thinpipe.checkpoint import Checkpoint, find_checkpoint, load_model, run_fol
 from thinpipe.cli.settings import EvalConfig
 from thinpipe.core.config import from_table
 from thinpipe.core.errors import UserError
-from thinpipe.data import Tokenizer, Tokens, has_tokens, sequential_batches
+from thinpipe.data import Tokenizer, Tokens, has_tokens, sequential_batches, spread_batches
 from thinpipe.train.config import RunConfig
 from thinpipe.train.engine import choose_device, mean_loss
 
@@ -31,8 +30,13 @@ def run(config: EvalConfig) -> int:
     if seq_len > model.config.max_seq_len:
         raise UserError(f"--seq-len {seq_len} is above the model's max_seq_len {model.config.max_seq_len}")
     refuse_other_tokenizer(tokens, checkpoint)
-    batches = sequential_batches(tokens, seq_len=seq_len, batch_size=config.batch_size)
-    loss, count = mean_loss(model, (ids for ids, _ in islice(batches, config.max_batches or None)), device)
+    size = {"seq_len": seq_len, "batch_size": config.batch_size}
+    batches = (
+        spread_batches(tokens, **size, count=config.max_batches)
+        if config.max_batches
+        else (ids for ids, _ in sequential_batches(tokens, **size))
+    )
+    loss, count = mean_loss(model, batches, device)
     result = {
         "checkpoint": str(checkpoint.path),
         "step": checkpoint.manifest.step,

@@ -21,7 +21,7 @@ class EvalConfig:
     """Tokens per window. Default: that of the training."""
     batch_size: int = 8
     max_batches: int = 0
-    """Stop after so many; 0: all the text."""
+    """Only so many, spread evenly over the text; 0: all of it."""
     device: str = "auto"
 
     def __post_init__(self) -> None:

@@ -99,6 +99,19 @@ class Batches:
         return cursor.samples_seen // len(self.windows)
 
 
+def spread_batches(tokens: TokenSequence, *, seq_len: int, batch_size: int, count: int) -> Iterator[Ids]:
+    """For validation on a part: whole batches at equal distances, fewer than `count` if there are no more.
+
+    The text may be many books, and its first pages would speak for one of them.
+    """
+    _check_batch_size(batch_size)
+    windows = Windows(tokens, seq_len)
+    there = len(windows) // batch_size
+    count = min(count, there)
+    starts = (index * there // count * batch_size for index in range(count))
+    return (windows.read(np.arange(start, start + batch_size)) for start in starts)
+
+
 def sequential_batches(tokens: TokenSequence, *, seq_len: int, batch_size: int) -> Iterator[tuple[Ids, Ids]]:
     """For validation: (ids_BW, sample_ids_B) of every sample once and in order; the last batch may be short."""
     _check_batch_size(batch_size)

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from itertools import repeat
 
 import msgspec
-import numpy as np
 
-from thinpipe.data import Batches, Cursor, Tokenizer, Tokens, Windows, has_tokens
+from thinpipe.data import Batches, Cursor, Tokenizer, Tokens, has_tokens, spread_batches
 from thinpipe.train.config import RunConfig
 from thinpipe.train.engine import Ids
 from thinpipe.transport.star import Exchange
@@ -66,17 +65,13 @@ class Feed:
         return Cursor(samples_seen=cursor.samples_seen + self.config.training.global_batch_size)
 
     def validation_batches(self) -> Iterator[Ids | None]:
-        """Spread evenly over the text, which may be many books: the first pages would speak for one of them.
-
-        Whole batches only: the segments of a pipeline have fixed shapes, and every placement sees the same.
-        """
-        count, size = self.facts.validation_batches, self.config.training.global_batch_size
+        """Whole batches only: the segments of a pipeline have fixed shapes, and every placement sees the same."""
+        count, training = self.facts.validation_batches, self.config.training
         if self.validation is None:
             return repeat(None, count)
-        windows = Windows(self.validation, self.config.training.seq_len)
-        there = len(windows) // size
-        starts = (index * there // count * size for index in range(count))
-        return (windows.read(np.arange(start, start + size)) for start in starts)
+        return spread_batches(
+            self.validation, seq_len=training.seq_len, batch_size=training.global_batch_size, count=count
+        )
 
     def keep_tokenizer(self) -> None:
         """The run's folder is all that is needed to use the model."""
