@@ -14,7 +14,7 @@ from thinpipe.boundary.settings import BoundarySection, Compression
 from thinpipe.models.config import SubspaceConfig
 from thinpipe.train.config import BasisSection
 
-SHORT, LONG = 524_288, 4_194_304
+SHORT, LONG = 524_288, 1_048_576
 TOKENS_PER_CORE_SECOND = 3_000.0
 """Roughly, for the estimate of core-hours: one thread, while another run has the other core."""
 
@@ -163,13 +163,14 @@ class Questions:
                 return replace(self.of(kind, "finalists", 5 + seed, name), tokens=LONG, seed=seed)
 
             yield final("dense", "dense")
-            for ratio in (16, 8, 32):
-                yield replace(final("row", f"subspace {ratio}x"), width=WIDTH[ratio])
+            yield final("row", "subspace 16x")
             yield replace(final("topk", "topk 8x"), boundary=TOPK[8])
             yield replace(final("quantise", "quantise 4 bit"), boundary=quantise(4))
+            for ratio in (8, 32):
+                yield replace(final("row", f"subspace {ratio}x"), width=WIDTH[ratio], priority=8 + seed)
             if seed == 0:
-                yield replace(final("dense", "dense"), lr=self.base["dense"].lr / 2)
-                yield replace(final("row", "subspace 16x"), lr=self.base["row"].lr / 2)
+                yield replace(final("dense", "dense"), lr=self.base["dense"].lr / 2, priority=8)
+                yield replace(final("row", "subspace 16x"), lr=self.base["row"].lr / 2, priority=8)
 
     def __iter__(self) -> Iterator[Study]:
         yield from self.noise()

@@ -36,7 +36,7 @@ from thinpipe.train.config import (
 
 DIM, VOCABULARY, SEQ_LEN = 128, 4096, 128
 MODEL = ModelSection(preset="gpt2-tiny", dim=DIM, n_layers=6, n_heads=2, max_seq_len=SEQ_LEN, boundaries=(1, 3, 5))
-BOOKS, EPOCHS, SAMPLES, VALIDATION_SAMPLES, BATCH = 2, 4, 384, 128, 8
+BOOKS, EPOCHS, SAMPLES, VALIDATION_SAMPLES, BATCH = 2, 4, 256, 128, 8
 PRETRAINING_TOKENS, PRETRAINING_BATCH = 2_621_440, 16
 PRETRAINED, BOOKS_FOLDER = "pretrained", "books"
 """Beside the folders of the runs: the weights that every fine-tuning starts from, and what it learns."""

@@ -11,7 +11,7 @@ from thinpipe.swarm.store_service import StoreService
 from thinpipe.transport.nats.dial import connect
 from thinpipe.transport.nats.frame import Origin
 from thinpipe.transport.nats.group import NatsGroup
-from thinpipe.transport.nats.post import Address
+from thinpipe.transport.nats.post import Address, Post
 
 ORIGIN = Origin(run=b"test-run")
 
@@ -25,7 +25,9 @@ def open_groups(running, names, *, timeout=timedelta(seconds=20), **settings):
     with ExitStack() as stack:
         groups = []
         for name in names:
-            group = NatsGroup(address(running, name), names, ORIGIN, timeout=timeout, **settings)
+            post = Post(address(running, name))
+            stack.callback(post.close)
+            group = NatsGroup(post, names, ORIGIN, timeout=timeout, **settings)
             stack.callback(group.close)
             groups.append(group)
         yield groups
@@ -33,7 +35,7 @@ def open_groups(running, names, *, timeout=timedelta(seconds=20), **settings):
 
 @contextmanager
 def hub_services(running, *, lost_after=10.0):
-    """The hub's part: the store, and whose heart beats."""
+    """The hub's part: the store, and whose heart beats. Yields a way to publish as the hub."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -50,7 +52,7 @@ def hub_services(running, *, lost_after=10.0):
 
     client, watch = call(start())
     try:
-        yield
+        yield lambda subject, data: call(client.publish(subject, data))
     finally:
         loop.call_soon_threadsafe(watch.cancel)
         call(client.close())

@@ -10,7 +10,7 @@ import torch
 
 from tests.transport.nats_peers import ORIGIN
 from thinpipe.transport.nats.opening import open_nats_group
-from thinpipe.transport.nats.post import Address
+from thinpipe.transport.nats.post import Address, Post
 
 MESSAGES, NBYTES, AT_ONCE = 400, 1 << 20, 32
 
@@ -21,7 +21,7 @@ def main() -> None:
     address = Address(
         url=told["url"], fingerprint=told["fingerprint"], name=names[rank], seed=told["seeds"][names[rank]]
     )
-    group = open_nats_group(address, names, ORIGIN, timeout=timedelta(seconds=120))
+    group = open_nats_group(Post(address), names, ORIGIN, timeout=timedelta(seconds=120))
     under_way: deque[tuple[torch.Tensor, torch.distributed.Work]] = deque()
     for number in range(MESSAGES):
         if len(under_way) == AT_ONCE:
@@ -35,7 +35,7 @@ def main() -> None:
         finish(under_way.popleft(), rank, number)
     print("all came" if rank else "all left", flush=True)
     group.barrier()
-    group.close()
+    group.post.close()
 
 
 def finish(transfer: tuple[torch.Tensor, torch.distributed.Work], rank: int, number: int) -> None:

@@ -13,7 +13,9 @@ from tests.swarm.brokers import running_broker
 from tests.transport.nats_peers import ORIGIN, address, hub_services, open_groups, together
 from thinpipe.transport.labels import Label
 from thinpipe.transport.nats.channel import PIECE_NBYTES
+from thinpipe.transport.nats.frame import Origin
 from thinpipe.transport.nats.group import NatsGroup
+from thinpipe.transport.nats.post import Post
 from thinpipe.transport.nats.store import NatsStore
 
 NAMES = ("p0", "p1", "p2")
@@ -164,10 +166,39 @@ def test_a_closed_group_lets_its_mail_leave_and_refuses_more(running):
 def test_a_stranger_to_the_run_is_named(running):
     """A peer of the server that is not in this run's list writes to one that is."""
     with open_groups(running, NAMES[:2]) as (_, b):
-        stranger = NatsGroup(address(running, "p2"), ("p2", "p1"), ORIGIN, timeout=timedelta(seconds=5))
+        post = Post(address(running, "p2"))
+        stranger = NatsGroup(post, ("p2", "p1"), ORIGIN, timeout=timedelta(seconds=5))
         try:
             stranger.send([torch.zeros(1)], 1, 1)
             with pytest.raises(dist.DistNetworkError, match="peer p2: no member of this run"):
                 b.recv([torch.empty(1)], 0, 1).wait()
         finally:
-            stranger.close()
+            post.close()
+
+
+def test_one_post_carries_one_group_after_another_and_drops_mail_of_the_earlier(running):
+    posts = [Post(address(running, name)) for name in NAMES[:2]]
+    try:
+        for epoch in range(3):
+            origin = Origin(run=ORIGIN.run, epoch=epoch)
+            a, b = (NatsGroup(post, NAMES[:2], origin, timeout=timedelta(seconds=20)) for post in posts)
+            found = torch.empty(1)
+            a.send([torch.full((1,), float(epoch))], 1, 1)
+            b.recv([found], 0, 1).wait()
+            assert found.item() == epoch
+            a.send([torch.full((1,), -1.0)], 1, 1)  # nobody asks for it in this epoch
+            a.close()
+            b.close()
+    finally:
+        for post in posts:
+            post.close()
+
+
+def test_an_epoch_that_the_hub_calls_over_ends_for_those_in_it_alone(running):
+    with hub_services(running) as tell, open_groups(running, NAMES[:2]) as (_, b):
+        work = b.recv([torch.empty(1)], 0, 1)
+        tell("bcast.over", b"7 another epoch")
+        assert not work.is_completed()
+        tell("bcast.over", b"0 the epoch is over")
+        with pytest.raises(dist.DistNetworkError, match="the epoch is over"):
+            work.wait()

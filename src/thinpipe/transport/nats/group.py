@@ -19,7 +19,7 @@ from thinpipe.transport.labels import Label
 from thinpipe.transport.nats.channel import WINDOW_NBYTES
 from thinpipe.transport.nats.frame import Origin, ProtocolError
 from thinpipe.transport.nats.mailroom import Letter, Mailroom
-from thinpipe.transport.nats.post import Address, Post
+from thinpipe.transport.nats.post import Post
 from thinpipe.transport.works import TimedWork
 
 PIECES, CREDITS = "d", "c"
@@ -30,7 +30,7 @@ class NatsGroup(Collectives):
 
     def __init__(
         self,
-        address: Address,
+        post: Post,
         names: Sequence[str],
         origin: Origin,
         *,
@@ -38,17 +38,21 @@ class NatsGroup(Collectives):
         incarnations: Mapping[str, int] | None = None,
         window: int = WINDOW_NBYTES,
     ) -> None:
-        super().__init__(names.index(address.name), len(names))  # type: ignore[call-arg]
+        super().__init__(names.index(post.address.name), len(names))  # type: ignore[call-arg]
         self._names, self._timeout = list(names), timeout
         lives = dict.fromkeys(names, 0) | dict(incarnations or {})
         self._mailroom = Mailroom(origin, lives, window=window)
         self._works: set[TimedWork] = set()
         self._problem: Exception | None = None
         self._turn = threading.RLock()
-        self.post = Post(address, self._fail)
-        self.post.receive(PIECES, self._arrived)
-        self.post.receive(CREDITS, self._arrived, urgent=True)
-        self.post.listen("lost", self._peer_lost)
+        self.post, self._epoch = post, origin.epoch
+        post.on_failure(self._fail)
+        self._subscriptions = [
+            post.receive(PIECES, self._arrived),
+            post.receive(CREDITS, self._arrived, urgent=True),
+            post.listen("lost", self._peer_lost),
+            post.listen("over", self._epoch_over),
+        ]
 
     def label(self, tag: int, label: Label) -> None:
         with self._turn:
@@ -70,7 +74,10 @@ class NatsGroup(Collectives):
         return work
 
     def close(self) -> None:
-        self.post.close()
+        """The post stays open, for another group perhaps."""
+        for cancel in self._subscriptions:
+            cancel()
+        self._subscriptions = []
         self._fail(ConnectionError("the process group is closed"))
 
     shutdown = abort = close
@@ -116,6 +123,11 @@ class NatsGroup(Collectives):
         name = data.decode(errors="replace")
         if name in self._names:
             self._fail(ConnectionError(f"peer {name} (process {self._names.index(name)}) is lost"))
+
+    def _epoch_over(self, data: bytes) -> None:
+        epoch, _, why = data.decode(errors="replace").partition(" ")
+        if epoch == str(self._epoch):
+            self._fail(ConnectionError(why))
 
     def _fail(self, error: Exception) -> None:
         with self._turn:

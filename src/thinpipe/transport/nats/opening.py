@@ -8,15 +8,16 @@ import torch.distributed as dist
 
 from thinpipe.transport.nats.frame import Origin
 from thinpipe.transport.nats.group import NatsGroup
-from thinpipe.transport.nats.post import Address
+from thinpipe.transport.nats.post import Post
 from thinpipe.transport.nats.store import NatsStore
 
 BACKEND = "nats"
 
 
-def open_nats_group(address: Address, names: Sequence[str], origin: Origin, *, timeout: timedelta) -> NatsGroup:
-    """`names` are the members in the order of their ranks; all call this. Closed by `dist.destroy_process_group()`."""
-    group = NatsGroup(address, names, origin, timeout=timeout)
+def open_nats_group(post: Post, names: Sequence[str], origin: Origin, *, timeout: timedelta) -> NatsGroup:
+    """`names` are the members in the order of their ranks; all call this. Closed by `dist.destroy_process_group()`,
+    which leaves the post open."""
+    group = NatsGroup(post, names, origin, timeout=timeout)
     try:
         store = NatsStore(group.post, timeout)
         meet(store, origin, group.rank(), group.size())

@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
 
 from thinpipe.transport.nats.dial import connect
 
@@ -21,6 +24,8 @@ BEAT_SECONDS = 1.0
 Result = TypeVar("Result")
 Receiver = Callable[[str, bytes], None]
 """Is told who wrote and what; runs in the post's thread and must not block."""
+Cancel = Callable[[], None]
+"""Ends a subscription."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +53,15 @@ class _Lane:
 
 
 class Post:
-    """`down` is called once, in the post's thread, with the reason why nothing can be sent or received any more."""
+    """Open from the beginning. When it has failed, nothing can be sent or received any more."""
 
-    def __init__(self, address: Address, down: Callable[[Exception], None]) -> None:
-        self.address, self._down = address, down
+    def __init__(self, address: Address) -> None:
+        self.address = address
         self._loop = asyncio.new_event_loop()
         self._tasks: list[asyncio.Task[None]] = []
-        self._failed = self._closed = False
+        self._watchers: list[Callable[[Exception], None]] = []
+        self._failure: Exception | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="thinpipe-post", daemon=True)
         self._thread.start()
         try:
@@ -71,7 +78,18 @@ class Post:
         lane.waiting.append((f"m.{to}.{self.address.name}.{kind}", data, sent))
         self._loop.call_soon_threadsafe(lane.changed.set)
 
-    def receive(self, kind: str, receiver: Receiver, *, urgent: bool = False) -> None:
+    def on_failure(self, watcher: Callable[[Exception], None]) -> None:
+        """Called once with the reason, in the post's thread; at once, if the post has failed already."""
+
+        async def add() -> None:
+            if self._failure is not None:
+                watcher(self._failure)
+            else:
+                self._watchers.append(watcher)
+
+        self._call(add())
+
+    def receive(self, kind: str, receiver: Receiver, *, urgent: bool = False) -> Cancel:
         """Mail of this kind for us. When this returns, nothing that is sent from now on is missed."""
         lane = self._urgent if urgent else self._bulk
 
@@ -80,21 +98,33 @@ class Post:
                 return  # no peer sends these: they come through a service that was asked to answer to us
             receiver(message.subject.split(".")[2], message.data)
 
-        self._call(self._subscribe(lane.client, f"m.{self.address.name}.*.{kind}", arrived))
+        return self._call(self._subscribe(lane.client, f"m.{self.address.name}.*.{kind}", arrived))
 
-    def listen(self, subject: str, receiver: Callable[[bytes], None]) -> None:
+    def listen(self, subject: str, receiver: Callable[[bytes], None]) -> Cancel:
         """What the hub tells everybody."""
 
         async def arrived(message: Msg) -> None:
             receiver(message.data)
 
-        self._call(self._subscribe(self._urgent.client, f"bcast.{subject}", arrived))
+        return self._call(self._subscribe(self._urgent.client, f"bcast.{subject}", arrived))
+
+    def tell(self, service: str, data: bytes) -> None:
+        """The hub, without waiting for an answer; in order."""
+        self._urgent.waiting.append((f"hub.{self.address.name}.{service}", data, None))
+        self._loop.call_soon_threadsafe(self._urgent.changed.set)
+
+    def ask(self, service: str, data: bytes, *, seconds: float, bulk: bool = False) -> Future[bytes]:
+        """An answer of the hub, later; a TimeoutError after so long, a ConnectionError if there is no hub any more.
+
+        `bulk` is for large questions and answers: they share a connection with the messages of the pipeline, and leave
+        the heartbeats theirs.
+        """
+        lane = self._bulk if bulk else self._urgent
+        return asyncio.run_coroutine_threadsafe(self._ask(lane, service, data, seconds), self._loop)
 
     def request(self, service: str, data: bytes, *, seconds: float) -> bytes:
-        """An answer of the hub. Raises TimeoutError."""
-        subject = f"hub.{self.address.name}.{service}"
-        answer: Msg = self._call(self._urgent.client.request(subject, data, timeout=seconds), seconds=seconds + 1)
-        return answer.data
+        """An answer of the hub, now."""
+        return self.ask(service, data, seconds=seconds).result(timeout=seconds + 5)
 
     def close(self, *, linger_seconds: float = 2.0) -> None:
         """Lets what waits leave, for so long."""
@@ -105,6 +135,19 @@ class Post:
             self._call(self._leave(linger_seconds), seconds=linger_seconds + 5)
         finally:
             self._end()
+
+    async def _ask(self, lane: _Lane, service: str, data: bytes, seconds: float) -> bytes:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            answer: Msg = await lane.client.request(f"hub.{self.address.name}.{service}", data, timeout=seconds)
+        except NoRespondersError:
+            raise ConnectionError("the hub is not there") from None
+        except NatsTimeoutError:
+            raise self._failure or TimeoutError(f"the hub did not answer within {seconds:g} s") from None
+        except NatsError as error:
+            raise self._failure or ConnectionError(f"the hub could not be asked: {error}") from error
+        return answer.data
 
     async def _open(self) -> tuple[_Lane, _Lane]:
         lanes = []
@@ -126,9 +169,15 @@ class Post:
 
     async def _subscribe(
         self, client: Client, subject: str, arrived: Callable[[Msg], Coroutine[Any, Any, None]]
-    ) -> None:
-        await client.subscribe(subject, cb=arrived, pending_bytes_limit=0, pending_msgs_limit=0)
+    ) -> Cancel:
+        subscription = await client.subscribe(subject, cb=arrived, pending_bytes_limit=0, pending_msgs_limit=0)
         await client.flush(timeout=10)
+
+        async def end() -> None:
+            if client.is_connected:
+                await subscription.unsubscribe()
+
+        return lambda: None if self._closed or self._failure else self._call(end())
 
     async def _pump(self, lane: _Lane) -> None:
         try:
@@ -159,7 +208,7 @@ class Post:
             lane.changed.set()
         *pumps, beat = self._tasks
         beat.cancel()
-        if not self._failed:  # not cancelled: a message that is being written must not be cut
+        if self._failure is None:  # not cancelled: a message that is being written must not be cut
             await asyncio.wait(pumps, timeout=seconds)
         for task in pumps:
             task.cancel()
@@ -169,9 +218,10 @@ class Post:
                 await asyncio.wait_for(lane.client.close(), timeout=2)
 
     def _fail(self, error: Exception) -> None:
-        if not (self._failed or self._closed):
-            self._failed = True
-            self._down(error)
+        if self._failure is None and not self._closed:
+            self._failure = error
+            for watcher in self._watchers:
+                watcher(error)
 
     def _call(self, asked: Coroutine[Any, Any, Result], *, seconds: float = 15) -> Result:
         if threading.current_thread() is self._thread:
