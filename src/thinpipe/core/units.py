@@ -7,6 +7,7 @@ from thinpipe.core.errors import UserError
 _BITS_PER_SECOND = {"kbps": 1e3, "mbps": 1e6, "gbps": 1e9}
 _SECONDS = {"ms": 1e-3, "s": 1.0}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)", re.ASCII)
+_BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 def parse_rate(text: str) -> float:
@@ -31,6 +32,12 @@ def format_rate(bits_per_second: float) -> str:
 
 def format_duration(seconds: float) -> str:
     return _format(seconds, _SECONDS)
+
+
+def format_bytes(nbytes: float) -> str:
+    """For people: 1.34 GB."""
+    name = next((name for name in reversed(_BYTES) if nbytes >= _BYTES[name]), "B")
+    return f"{nbytes / _BYTES[name]:.3g} {name}"
 
 
 def _parse(text: str, units: dict[str, float]) -> float | None:

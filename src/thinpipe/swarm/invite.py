@@ -1,0 +1,54 @@
+"""The line of text that lets somebody join a run once: where the hub is, how to know it, and a key for one use."""
+
+import base64
+import binascii
+from typing import Self
+
+import msgspec
+
+from thinpipe.core.errors import UserError
+from thinpipe.swarm.keys import KeyPair
+
+_PREFIX = "thinpipe1:"
+MOST_CHARACTERS = 1024
+
+
+class Invite(msgspec.Struct, frozen=True, kw_only=True):
+    """Whoever has the line can join: send it as you would a password."""
+
+    url: str
+    run: str
+    """What the run is called."""
+    fingerprint: str
+    """Of the hub's certificate: nobody else can pass for the hub."""
+    id: str
+    seed: str
+    """Of the key that works once."""
+
+    @classmethod
+    def read(cls, line: str) -> Self:
+        """Says what is wrong with a line that was cut or mistyped."""
+        line = "".join(line.split())  # mail programs break lines
+        if not line.startswith(_PREFIX):
+            raise UserError(f"an invite begins with {_PREFIX!r}: copy the whole line that `thinpipe hub` printed")
+        if len(line) > MOST_CHARACTERS:
+            raise UserError("this invite is too long to be one: copy the line that `thinpipe hub` printed, and no more")
+        try:
+            packed = base64.urlsafe_b64decode(line.removeprefix(_PREFIX))
+            body, checksum = packed[:-4], packed[-4:]
+            if binascii.crc32(body).to_bytes(4) != checksum:
+                raise ValueError
+            invite = msgspec.msgpack.decode(body, type=cls)
+            KeyPair.from_seed(invite.seed)
+        except (ValueError, msgspec.MsgspecError, UserError):
+            raise UserError(
+                "this invite is damaged: some of it is missing or changed; copy the whole line from `thinpipe hub`"
+            ) from None
+        return invite
+
+    def line(self) -> str:
+        body = msgspec.msgpack.encode(self)
+        return _PREFIX + base64.urlsafe_b64encode(body + binascii.crc32(body).to_bytes(4)).decode()
+
+    def __repr__(self) -> str:
+        return f"Invite(url={self.url!r}, run={self.run!r}, id={self.id!r})"
