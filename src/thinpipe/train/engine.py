@@ -59,8 +59,10 @@ class Engine:
         dtype = getattr(torch, config.training.dtype)
         self.model = build(model_config)
         self.names = [name for name, _ in self.model.named_parameters()]
-        schedule, count = config.parallelism.pipeline_parallel_schedule, len(self.model.segments)
-        self.placement = place(schedule, self.exchange.size, count)
+        parallelism, count = config.parallelism, len(self.model.segments)
+        self.placement = place(
+            parallelism.pipeline_parallel_schedule, self.exchange.size, count, parallelism.pipeline_parallel_shares
+        )
         self.mine = self.placement.segments_of(self.exchange.rank)
         for index in self.mine:
             materialise(self.model.segments[index], seed=config.debug.seed, device=self.device, dtype=dtype)
@@ -195,13 +197,19 @@ class Engine:
         culprit = bad if math.isfinite(total_loss) else "loss"
         return StepOutcome(total_loss, grad_norm, culprit, stop=stops > 0, links=links, busy=busy)
 
-    def _refuse_disagreement(self) -> None:
-        """A wrong basis or token table leaves every norm as it was: only hashes can tell."""
-        if not isinstance(self.model.space, Subspace):
-            return
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Of what every process must have alike. A wrong basis or table leaves every norm as it was."""
         space = self.model.space
-        tables = [table for table in (space.tokens, space.positions) if table is not None]
-        hashes = {"basis": space.basis.hash, **{f"table {index}": table.hash for index, table in enumerate(tables)}}
+        if not isinstance(space, Subspace):
+            return {}
+        tables = {"token table": space.tokens, "position table": space.positions}
+        return {"basis": space.basis.hash} | {name: table.hash for name, table in tables.items() if table is not None}
+
+    def _refuse_disagreement(self) -> None:
+        hashes = self.hashes
+        if not hashes:
+            return
         numbers = [float(int(value[:12], 16)) for value in hashes.values()]
         extremes = self.exchange.largest([*numbers, *(-number for number in numbers)])
         for index, (name, value) in enumerate(hashes.items()):
