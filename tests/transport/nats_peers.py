@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
-from thinpipe.swarm.hearts import Hearts, watch_hearts
+from thinpipe.swarm.hearts import Hearts
 from thinpipe.swarm.services import serve
 from thinpipe.swarm.store_service import StoreService
 from thinpipe.transport.nats.dial import connect
@@ -68,6 +69,19 @@ def hub_services(running, *, lost_after=10.0, **services):
         loop.call_soon_threadsafe(loop.stop)
         thread.join(timeout=5)
         loop.close()
+
+
+async def watch_hearts(client, hearts):
+    """Hears beats and tells everybody of lost peers, as the hub does, until it is cancelled."""
+
+    async def heard(peer, _data):
+        hearts.beat(peer, time.monotonic())
+
+    await serve(client, "beat", heard)
+    while True:
+        for name in hearts.newly_lost(time.monotonic()):
+            await client.publish("bcast.lost", name.encode())
+        await asyncio.sleep(0.2)
 
 
 def together(*actions, seconds=30):

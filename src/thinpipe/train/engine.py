@@ -197,17 +197,8 @@ class Engine:
         culprit = bad if math.isfinite(total_loss) else "loss"
         return StepOutcome(total_loss, grad_norm, culprit, stop=stops > 0, links=links, busy=busy)
 
-    @property
-    def hashes(self) -> dict[str, str]:
-        """Of what every process must have alike. A wrong basis or table leaves every norm as it was."""
-        space = self.model.space
-        if not isinstance(space, Subspace):
-            return {}
-        tables = {"token table": space.tokens, "position table": space.positions}
-        return {"basis": space.basis.hash} | {name: table.hash for name, table in tables.items() if table is not None}
-
     def _refuse_disagreement(self) -> None:
-        hashes = self.hashes
+        hashes = self.model.space.hashes
         if not hashes:
             return
         numbers = [float(int(value[:12], 16)) for value in hashes.values()]

@@ -200,12 +200,15 @@ class Trainer:
         if checkpoint is not None:
             _refuse_other_model(self.model_config, model_config_of(checkpoint), str(checkpoint.path))
             changed = self._changes_since(checkpoint)
-            self.engine.restore(checkpoint)
+            if checkpoint.manifest.step == 0:  # made before any training: nothing remembers anything
+                self.engine.start_from(checkpoint)
+            else:
+                self.engine.restore(checkpoint)
             self.finished_steps = self.saved_step = checkpoint.manifest.step
             self.cursor = Cursor(samples_seen=checkpoint.manifest.samples_seen)
         elif self.config.model.initial is not None:
             self.engine.start_from(find_checkpoint(self.config.model.initial, self.engine.layers))
-        self.supplies.ready(self.engine.hashes)
+        self.supplies.ready(self.engine.model.space.hashes)
         self.feed.keep_tokenizer()
         settings = dump_toml(self.config)
         if self.saver.leads:
