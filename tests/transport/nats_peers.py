@@ -5,6 +5,7 @@ import threading
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
+from thinpipe.swarm import line_test
 from thinpipe.swarm.hearts import Hearts, watch_hearts
 from thinpipe.swarm.services import serve
 from thinpipe.swarm.store_service import StoreService
@@ -34,8 +35,8 @@ def open_groups(running, names, *, timeout=timedelta(seconds=20), **settings):
 
 
 @contextmanager
-def hub_services(running, *, lost_after=10.0):
-    """The hub's part: the store, and whose heart beats. Yields a way to publish as the hub."""
+def hub_services(running, *, lost_after=10.0, line=line_test.line_service):
+    """The hub's part: the store, the line test, and whose heart beats. Yields a way to publish as the hub."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -48,6 +49,7 @@ def hub_services(running, *, lost_after=10.0):
             running.url, running.fingerprint, running.broker.hub_seed, inbox="_INBOX.hub", on_down=lambda _: None
         )
         await serve(client, "store", StoreService())
+        await serve(client, line_test.SERVICE, line)
         return client, asyncio.create_task(watch_hearts(client, Hearts(lost_after)))
 
     client, watch = call(start())

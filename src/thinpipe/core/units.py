@@ -30,6 +30,17 @@ def format_rate(bits_per_second: float) -> str:
     return _format(bits_per_second, _BITS_PER_SECOND)
 
 
+def say_rate(bits_per_second: float) -> str:
+    """For people: 20 Mbps."""
+    name = next((name for name in reversed(_BITS_PER_SECOND) if bits_per_second >= _BITS_PER_SECOND[name]), "kbps")
+    return f"{bits_per_second / _BITS_PER_SECOND[name]:.3g} {name.capitalize() if name != 'kbps' else name}"
+
+
+def say_flops(flops: float) -> str:
+    """Floating-point operations a second, for people: 1.2 TFLOP/s."""
+    return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
+
+
 def format_duration(seconds: float) -> str:
     return _format(seconds, _SECONDS)
 
