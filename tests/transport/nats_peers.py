@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
+from thinpipe.swarm import line_test
 from thinpipe.swarm.hearts import Hearts
 from thinpipe.swarm.services import serve
 from thinpipe.swarm.store_service import StoreService
@@ -48,7 +49,7 @@ def hub_services(running, *, lost_after=10.0, **services):
         client = await connect(
             running.url, running.fingerprint, running.broker.hub_seed, inbox="_INBOX.hub", on_down=lambda _: None
         )
-        for name, service in {"store": StoreService(), **services}.items():
+        for name, service in {"store": StoreService(), line_test.SERVICE: line_test.line_service, **services}.items():
             await serve(client, name, service)
         watches.append(asyncio.create_task(watch_hearts(client, Hearts(lost_after))))
         return client

@@ -18,8 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from thinpipe.boundary.contract import BoundaryMethod, MessageShape
-from thinpipe.boundary.registry import make_method
 from thinpipe.checkpoint import Checkpoint, layers_of, memories, restore, restore_memories, state_by_layer
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import LinkUse
@@ -28,6 +26,7 @@ from thinpipe.pipeline.chain import Chain, token_losses
 from thinpipe.pipeline.runner import PipelineRunner, Runner, TwinRunner
 from thinpipe.pipeline.schedules import place
 from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, RowwiseAdamW, Subspace, rebase_squares
+from thinpipe.train.boundaries import boundary_method
 from thinpipe.train.config import RunConfig
 from thinpipe.transport.star import exchange_of
 
@@ -72,7 +71,7 @@ class Engine:
         }
         self.optimizer = self._make_optimizer()
         self.tracker = self._make_tracker()
-        self.methods = [self._make_method(model_config, dtype) for _ in range(count - 1)]
+        self.methods = [boundary_method(model_config, config) for _ in range(count - 1)]
         self.runner = self._make_runner()
         self._refuse_disagreement()
 
@@ -99,17 +98,6 @@ class Engine:
         tracker = GrassmannTracker(self.model.space.basis, step_size=basis.step_size, interval=basis.interval)
         self.model.segments[-1].on_gradient = tracker.observe
         return tracker
-
-    def _make_method(self, model: ModelConfig, dtype: torch.dtype) -> BoundaryMethod:
-        shape = MessageShape(
-            batch=self.config.microbatch_size,
-            tokens=self.config.training.seq_len,
-            width=model.subspace.width or model.dim,
-            vocab_size=model.vocab_size,
-            dtype=dtype,
-        )
-        confined = model.subspace.width is not None
-        return make_method(self.config.boundary, shape, confined=confined, seed=self.config.debug.seed)
 
     def _make_runner(self) -> Runner:
         chains = [
