@@ -10,6 +10,7 @@ import numpy as np
 
 from thinpipe.boundary.settings import BoundarySection
 from thinpipe.checkpoint import CheckpointFolder, Manifest, model_config_of, restore
+from thinpipe.checkpoint.state import versions
 from thinpipe.core.code import code_version
 from thinpipe.core.config import dump_toml
 from thinpipe.core.digest import text_sha256
@@ -119,6 +120,7 @@ class HostedRun:
             return "the manifest is of another model"
         if told.step < self.newest.manifest.step:
             return f"there is a newer checkpoint, of step {self.newest.manifest.step}"
+        told = _with_our_settings(told, dump_toml(self.config))
         if self._arriving is None or told.step > self._arriving.manifest.step:
             self.checkpoints.begin(told.step)
             self._arriving = _Arriving(told, set(names))
@@ -207,6 +209,11 @@ def step_folder(step: int) -> str:
 def tokenizer_sha256(files: Mapping[str, Path]) -> str:
     """Of a tokenizer's files, by name."""
     return text_sha256("\n".join(f"{name} {file_sha256(path)}" for name, path in sorted(files.items())))
+
+
+def _with_our_settings(manifest: Manifest, run: str) -> Manifest:
+    """Folders, devices and versions differ between peers; whoever uses the checkpoint here needs those of the hub."""
+    return msgspec.structs.replace(manifest, run=run, versions=versions()).sealed()
 
 
 def _tokenizer_files(folder: Path | None) -> dict[str, Path]:
