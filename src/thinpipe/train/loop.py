@@ -44,6 +44,8 @@ from thinpipe.train.supplies import Supplies
 from thinpipe.transport.star import exchange_of
 
 MOST_SKIPPED_IN_A_ROW = 3
+_LOCAL = ("job.", "data.", "metrics.")
+"""Settings that may differ from machine to machine."""
 
 
 class Trainer:
@@ -234,7 +236,7 @@ class Trainer:
                 raise UserError(
                     f"{path} was saved with {setting} {changed[setting]}: it decides which samples come next"
                 )
-        return [f"{setting} {change}" for setting, change in changed.items()]
+        return [f"{setting} {change}" for setting, change in changed.items() if not setting.startswith(_LOCAL)]
 
     def _save(self) -> bool:
         """True when the state is on the disk."""
