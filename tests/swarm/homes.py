@@ -198,3 +198,10 @@ def _await_all(place: Place, path: Path) -> None:
             assert time.monotonic() < deadline, "tcpdump does not write what passes"
             end = end[-4096:] + file.read()
             time.sleep(0.02)
+
+
+def frames(path: Path, what: str, *options: str) -> int:
+    """How many frames of a capture are so, by tshark."""
+    command = ["tshark", "-n", "-r", str(path), *options, "-Y", what, "-T", "fields", "-e", "frame.number"]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+    return len(found.stdout.split())

@@ -14,7 +14,7 @@ import pytest
 
 from tests.swarm import homes
 from tests.swarm.brokers import running_broker
-from tests.swarm.homes import Homes, Line, capture
+from tests.swarm.homes import Homes, Line, capture, frames
 from tests.transport.namespaces import run
 from tests.transport.nats_peers import hub_services
 
@@ -168,13 +168,6 @@ def test_a_hub_answers_friends_behind_their_routers(tmp_path):
         assert running.url == "tls://203.0.113.1:4222"
         for home, name in zip(net.homes, names, strict=True):
             assert ask_from(home, running, name, f"I am {name}") == f"I am {name}"
-
-
-def frames(path, what, *options):
-    """How many frames of a capture are so."""
-    command = ["tshark", "-n", "-r", str(path), *options, "-Y", what, "-T", "fields", "-e", "frame.number"]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
-    return len(found.stdout.split())
 
 
 @needs_tshark

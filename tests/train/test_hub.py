@@ -1,7 +1,6 @@
 """`thinpipe hub`, `join`, `up`, `status` and `kick` as people use them: real processes, a real server."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -11,68 +10,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.train.programs import ENVIRONMENT, invites_of
 from tests.train.test_processes import files_of, steps_of
 from thinpipe.core.config import dump_toml
 from thinpipe.train.config import JobSection
 from thinpipe.train.loop import Trainer
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-
-
-class Program:
-    """A command of thinpipe and what it prints."""
-
-    def __init__(self, folder, name, *arguments):
-        folder.mkdir(parents=True, exist_ok=True)
-        self.output = folder / f"{name}.out"
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "thinpipe", *map(str, arguments)],
-                env=ENVIRONMENT,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-            )
-
-    @property
-    def printed(self):
-        return self.output.read_text()
-
-    def until(self, pattern, seconds=90):
-        """The first match, once it is printed."""
-        deadline = time.monotonic() + seconds
-        while True:
-            ended = self.process.poll() is not None
-            if found := re.search(pattern, self.printed):
-                return found
-            assert not ended, f"ended with {self.process.returncode}: {self.printed[-3000:]}"
-            assert time.monotonic() < deadline, f"no {pattern!r} in: {self.printed[-3000:]}"
-            time.sleep(0.05)
-
-    def finish(self, seconds=120):
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"still running: {self.printed[-3000:]}")
-
-    def stop(self):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-
-
-@pytest.fixture
-def programs(tmp_path):
-    """Starts commands, and ends what a test leaves."""
-    started = []
-
-    def start(name, *arguments):
-        started.append(Program(tmp_path / "printed", name, *arguments))
-        return started[-1]
-
-    yield start
-    for program in started:
-        program.stop()
 
 
 @pytest.fixture
@@ -88,11 +30,6 @@ def hosted(run_config, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(dump_toml(config))
     return config, file
-
-
-def invites_of(hub, count):
-    hub.until(rf"(?s)(thinpipe1:\S+.*){{{count}}}")
-    return re.findall(r"thinpipe1:\S+", hub.printed)
 
 
 @pytest.mark.timeout(240)
@@ -137,7 +74,7 @@ def test_people_join_look_leave_and_come_back(endless, programs, tmp_path):
     config, file = endless
     folder = config.job.dump_folder
     hub = start_hub(programs, file, 2)
-    invites = invites_of(hub, 2)
+    invites = invites_of(hub)
     anna = programs("anna", "join", invites[0], "--folder", tmp_path / "anna", "--name", "anna")
     bert = programs("bert", "join", invites[1], "--folder", tmp_path / "bert", "--name", "bert")
     hub.until(r"step: +10 ")
