@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from thinpipe.core.files import AtomicFile, file_sha256, remove_durably, remove_partial_files, write_atomically
+from thinpipe.core.files import (
+    AtomicFile,
+    file_sha256,
+    remove_durably,
+    remove_partial_files,
+    rename_durably,
+    write_atomically,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -125,3 +132,11 @@ def test_a_secret_is_never_readable_by_others(tmp_path):
         file.write(b"secret")
         assert [path.stat().st_mode & 0o077 for path in tmp_path.iterdir()] == [0]
     assert (tmp_path / "key").stat().st_mode & 0o077 == 0
+
+
+def test_a_written_file_gets_its_name(tmp_path):
+    (tmp_path / "written").write_bytes(b"new")
+    (tmp_path / "state").write_bytes(b"old")
+    rename_durably(tmp_path / "written", tmp_path / "state")
+    assert (tmp_path / "state").read_bytes() == b"new"
+    assert names(tmp_path) == ["state"]

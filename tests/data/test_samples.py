@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.conftest import write_numbers
-from thinpipe.data import Batches, Cursor, DataError, Windows, sequential_batches, spread_batches
+from thinpipe.data import Batches, Cursor, DataError, SpreadBatches, Windows, sequential_batches
 
 
 class Numbers:
@@ -150,8 +150,8 @@ def test_what_cannot_work_says_why() -> None:
 
 def test_a_part_of_the_text_is_spread_over_all_of_it():
     text = Numbers(1001)  # 100 samples of 10, 25 batches of 4
-    starts = [int(ids_BW[0, 0]) for ids_BW in spread_batches(text, seq_len=10, batch_size=4, count=5)]
+    starts = [int(ids_BW[0, 0]) for ids_BW in SpreadBatches(text, seq_len=10, batch_size=4, count=5)]
     assert starts == [0, 200, 400, 600, 800]
-    everything = list(spread_batches(text, seq_len=10, batch_size=4, count=100))
+    everything = list(SpreadBatches(text, seq_len=10, batch_size=4, count=100))
     assert [int(ids_BW[0, 0]) for ids_BW in everything] == list(range(0, 1000, 40))
-    assert list(spread_batches(Numbers(30), seq_len=10, batch_size=4, count=5)) == []
+    assert list(SpreadBatches(Numbers(30), seq_len=10, batch_size=4, count=5)) == []

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.reference.language import SyntheticLanguage
+from tests.train.programs import Program
 from thinpipe.data import ShardWriter, Vocabulary
 from thinpipe.models.config import SubspaceConfig
 from thinpipe.train.config import (
@@ -73,3 +74,17 @@ def gpt2_config(run_config) -> RunConfig:
         subspace=SubspaceConfig(width=4),
     )
     return replace(run_config, model=model)
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """Starts commands, and ends what a test leaves."""
+    started = []
+
+    def start(name, *arguments, place=None):
+        started.append(Program(tmp_path / "printed", name, *arguments, place=place))
+        return started[-1]
+
+    yield start
+    for program in started:
+        program.stop()

@@ -10,7 +10,7 @@ sit on one bridge and nothing runs but the kernel. Frames are cut to 1514 bytes 
 """
 
 import contextlib
-import json
+import itertools
 import os
 import shutil
 import subprocess
@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.transport import namespaces
+from tests.transport.namespaces import run
 from thinpipe.core.units import parse_duration, parse_rate
 
 _PREFIX = "thinpipe-lab"
@@ -27,6 +29,9 @@ _BURST_NBYTES = 10 * 1514
 """What the token bucket lets through at once: large enough for its timer, small against any message."""
 _QUEUE_S = 0.25
 """Of traffic that a modem holds before it drops frames."""
+_serial = itertools.count()
+Rates = str | None | Sequence[str | None]
+"""Of every machine alike, or one by one. None: as fast as it can."""
 
 
 def missing() -> str | None:
@@ -49,31 +54,32 @@ def missing() -> str | None:
     return None
 
 
-def run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 class Lab:
     """`with Lab(2, up="80mbps", down="80mbps", latency="20ms") as lab: lab.popen(0, [...])`; latency is one way."""
 
-    def __init__(self, count: int, *, up: str | None = None, down: str | None = None, latency: str = "0ms") -> None:
-        self.count, self.up, self.down = count, up, down
+    def __init__(
+        self, count: int, *, up: Rates = None, down: Rates = None, latency: str = "0ms", network: str = "10.77.0"
+    ) -> None:
+        self.count, self.network = count, network
+        self.up, self.down = (
+            [rates] * count if rates is None or isinstance(rates, str) else rates for rates in (up, down)
+        )
         self.latency_s = parse_duration(latency)
-        self.name = f"{_PREFIX}-{os.getpid()}"
+        self.name = f"{_PREFIX}-{os.getpid()}-{next(_serial)}"
         self._switch = f"{self.name}-switch"
         self._processes: list[subprocess.Popen[str]] = []
         self._relay: subprocess.Popen[str] | None = None
         self.relay_report = ""
 
     def address(self, index: int) -> str:
-        return f"10.77.0.{1 + index}"
+        return f"{self.network}.{1 + index}"
 
     def popen(
         self, index: int, command: Sequence[str], environment: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[str]:
         """Starts a process on a machine; it is killed, if it still runs, when the lab closes."""
         process = subprocess.Popen(
-            ["ip", "netns", "exec", self._machine(index), *command],
+            ["ip", "netns", "exec", self.namespace(index), *command],
             env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", **(environment or {})},
             text=True,
             **options,
@@ -83,12 +89,7 @@ class Lab:
 
     def counters(self, index: int) -> dict[str, int]:
         """Bytes and packets that a machine's interface has sent (tx) and received (rx), Ethernet headers included."""
-        (link,) = json.loads(run("ip", "-n", self._machine(index), "-s", "-j", "link", "show", "dev", "eth0"))
-        return {
-            f"{direction}_{what}": link["stats64"][direction][what]
-            for direction in ("tx", "rx")
-            for what in ("bytes", "packets", "dropped")
-        }
+        return namespaces.counters(self.namespace(index), "eth0")
 
     def __enter__(self) -> Self:
         _sweep()
@@ -107,16 +108,16 @@ class Lab:
     def close(self) -> None:
         for process in self._processes:
             process.kill()
-            process.wait()
+            process.wait(timeout=5)
         if self._relay is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.relay_report = self._relay.communicate(timeout=5)[0].strip()
             self._relay.kill()
-            self._relay.wait()
-        for name in (self._switch, *map(self._machine, range(self.count))):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+            self._relay.wait(timeout=5)
+        for name in (self._switch, *map(self.namespace, range(self.count))):
+            namespaces.remove(name)
 
-    def _machine(self, index: int) -> str:
+    def namespace(self, index: int) -> str:
         return f"{self.name}-{index}"
 
     def _build(self) -> None:
@@ -131,12 +132,12 @@ class Lab:
             for other in set(range(self.count)) - {index}:
                 # Known in advance, so that no broadcast has to be relayed.
                 run(
-                    *("ip", "-n", self._machine(index), "neigh", "add", self.address(other)),
+                    *("ip", "-n", self.namespace(index), "neigh", "add", self.address(other)),
                     *("lladdr", _hardware(other), "dev", "eth0", "nud", "permanent"),
                 )
 
     def _add_machine(self, index: int) -> None:
-        machine, port = self._machine(index), f"port{index}"
+        machine, port = self.namespace(index), f"port{index}"
         run("ip", "netns", "add", machine)
         run(
             *("ip", "-n", machine, "link", "add", "eth0", "address", _hardware(index), "gso_max_segs", "1"),
@@ -148,7 +149,7 @@ class Lab:
             self._add_bridge(bridge)
             run("ip", "-n", self._switch, "link", "set", f"tap{index}", "master", bridge, "up")
         run("ip", "-n", self._switch, "link", "set", port, "master", bridge, "up")
-        for namespace, device, rate in ((machine, "eth0", self.up), (self._switch, port, self.down)):
+        for namespace, device, rate in ((machine, "eth0", self.up[index]), (self._switch, port, self.down[index])):
             if rate is not None:
                 run("ip", "netns", "exec", namespace, "tc", *_bucket(device, rate))
         for device in ("lo", "eth0"):

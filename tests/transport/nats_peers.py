@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
-from thinpipe.swarm.hearts import Hearts, watch_hearts
+from thinpipe.swarm import line_test
+from thinpipe.swarm.hearts import Hearts
 from thinpipe.swarm.services import serve
 from thinpipe.swarm.store_service import StoreService
 from thinpipe.transport.nats.dial import connect
@@ -34,8 +36,8 @@ def open_groups(running, names, *, timeout=timedelta(seconds=20), **settings):
 
 
 @contextmanager
-def hub_services(running, *, lost_after=10.0):
-    """The hub's part: the store, and whose heart beats. Yields a way to publish as the hub."""
+def hub_services(running, *, lost_after=10.0, **services):
+    """The hub's part: the store, whose heart beats, and these services. Yields a way to publish as the hub."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -47,18 +49,40 @@ def hub_services(running, *, lost_after=10.0):
         client = await connect(
             running.url, running.fingerprint, running.broker.hub_seed, inbox="_INBOX.hub", on_down=lambda _: None
         )
-        await serve(client, "store", StoreService())
-        return client, asyncio.create_task(watch_hearts(client, Hearts(lost_after)))
+        for name, service in {"store": StoreService(), line_test.SERVICE: line_test.line_service, **services}.items():
+            await serve(client, name, service)
+        watches.append(asyncio.create_task(watch_hearts(client, Hearts(lost_after))))
+        return client
 
-    client, watch = call(start())
+    async def end():
+        await client.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    watches = []
+    client = call(start())
     try:
         yield lambda subject, data: call(client.publish(subject, data))
     finally:
-        loop.call_soon_threadsafe(watch.cancel)
-        call(client.close())
+        call(end())
         loop.call_soon_threadsafe(loop.stop)
         thread.join(timeout=5)
         loop.close()
+
+
+async def watch_hearts(client, hearts):
+    """Hears beats and tells everybody of lost peers, as the hub does, until it is cancelled."""
+
+    async def heard(peer, _data):
+        hearts.beat(peer, time.monotonic())
+
+    await serve(client, "beat", heard)
+    while True:
+        for name in hearts.newly_lost(time.monotonic()):
+            await client.publish("bcast.lost", name.encode())
+        await asyncio.sleep(0.2)
 
 
 def together(*actions, seconds=30):

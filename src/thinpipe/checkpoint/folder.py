@@ -121,16 +121,16 @@ class CheckpointFolder:
         sync_folder(self.folder.parent)
         self.recover()
         self._remove_partial()
-        self._partial(step).mkdir()
+        self.partial(step).mkdir()
 
     def write(self, step: int, layers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, FileEntry]:
         """Some layers, by any number of processes at once. Returns what the manifest has to say of them."""
-        partial = self._partial(step)
+        partial = self.partial(step)
         return {_file_name(layer): _write_layer(partial, layer, tensors) for layer, tensors in layers.items()}
 
     def commit(self, manifest: Manifest, files: Mapping[str, FileEntry]) -> Checkpoint:
         """Done once, after everyone has written: from here on the checkpoint exists."""
-        partial, final = self._partial(manifest.step), self._final(manifest.step)
+        partial, final = self.partial(manifest.step), self._final(manifest.step)
         manifest = msgspec.structs.replace(manifest, files=dict(files)).sealed()
         write_atomically(partial / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
         if final.exists():
@@ -145,12 +145,13 @@ class CheckpointFolder:
         return Checkpoint(self._final(manifest.step), msgspec.structs.replace(manifest, files=dict(files)).sealed())
 
     def abandon(self, step: int) -> None:
-        shutil.rmtree(self._partial(step), ignore_errors=True)
+        shutil.rmtree(self.partial(step), ignore_errors=True)
 
     def _final(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
-    def _partial(self, step: int) -> Path:
+    def partial(self, step: int) -> Path:
+        """Where the files of a checkpoint are until it is committed."""
         return self.folder / f"{_PARTIAL}{self._final(step).name}"
 
     def open(self, step: int, layers: Collection[str] | None = None, *, if_saved: Collection[str] = ()) -> Checkpoint:

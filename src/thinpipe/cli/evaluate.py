@@ -10,7 +10,7 @@ from thinpipe.checkpoint import Checkpoint, find_checkpoint, load_model, run_fol
 from thinpipe.cli.settings import EvalConfig
 from thinpipe.core.config import from_table
 from thinpipe.core.errors import UserError
-from thinpipe.data import Tokenizer, Tokens, has_tokens, sequential_batches, spread_batches
+from thinpipe.data import SpreadBatches, Tokenizer, Tokens, has_tokens, sequential_batches
 from thinpipe.train.config import RunConfig
 from thinpipe.train.engine import choose_device, mean_loss
 
@@ -32,7 +32,7 @@ def run(config: EvalConfig) -> int:
     refuse_other_tokenizer(tokens, checkpoint)
     size = {"seq_len": seq_len, "batch_size": config.batch_size}
     batches = (
-        spread_batches(tokens, **size, count=config.max_batches)
+        SpreadBatches(tokens, **size, count=config.max_batches)
         if config.max_batches
         else (ids for ids, _ in sequential_batches(tokens, **size))
     )

@@ -11,7 +11,9 @@ from thinpipe.bench.links_config import LinksConfig
 from thinpipe.bench.step_config import StepConfig
 from thinpipe.cli.settings import EvalConfig, ExportConfig, GenerateConfig, ImportConfig, ReportConfig
 from thinpipe.data import PrepareConfig
+from thinpipe.swarm.settings import InviteConfig, JoinConfig, KickConfig, StatusConfig
 from thinpipe.train.config import RunConfig
+from thinpipe.train.hub_config import HubConfig, UpConfig
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,12 @@ class Verb:
 VERBS: dict[str, Verb] = {
     "tokenize": Verb(PrepareConfig, "thinpipe.cli.tokenize:run"),
     "train": Verb(RunConfig, "thinpipe.train.launch:run", starts_with_file=True),
+    "hub": Verb(HubConfig, "thinpipe.train.hub:run", starts_with_file=True),
+    "join": Verb(JoinConfig, "thinpipe.train.join:run"),
+    "up": Verb(UpConfig, "thinpipe.train.hub:up", starts_with_file=True),
+    "status": Verb(StatusConfig, "thinpipe.cli.swarm:status"),
+    "invite": Verb(InviteConfig, "thinpipe.cli.swarm:invite"),
+    "kick": Verb(KickConfig, "thinpipe.cli.swarm:kick"),
     "eval": Verb(EvalConfig, "thinpipe.cli.evaluate:run"),
     "generate": Verb(GenerateConfig, "thinpipe.cli.generate:run"),
     "report": Verb(ReportConfig, "thinpipe.cli.report:run"),

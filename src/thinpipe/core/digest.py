@@ -1,4 +1,4 @@
-"""A name for the content of an array: what two peers compare before they trust each other's numbers."""
+"""Names for contents: what two peers compare before they trust each other's numbers."""
 
 import hashlib
 from typing import Any
@@ -12,3 +12,7 @@ def array_sha256(array: npt.NDArray[Any]) -> str:
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     header = f"{little.dtype.name}{tuple(little.shape)}".encode()
     return hashlib.sha256(header + little.tobytes()).hexdigest()
+
+
+def text_sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -100,6 +100,13 @@ def sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def rename_durably(written: Path, path: Path) -> None:
+    """Gives a file that something else wrote its name; returns once the content and the name are on the disk."""
+    sync_file(written)
+    os.replace(written, path)
+    sync_folder(path.parent)
+
+
 def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

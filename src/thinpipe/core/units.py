@@ -1,4 +1,5 @@
-"""Rates and durations as people write them: "80mbps", "20ms". A rate counts bits, as internet providers do."""
+"""Rates, durations and sizes as people write them: "80mbps", "20ms", "12GB". A rate counts bits, as internet
+providers do."""
 
 import re
 
@@ -26,8 +27,27 @@ def parse_duration(text: str) -> float:
     return duration
 
 
+def parse_bytes(text: str) -> float:
+    """Above 0."""
+    nbytes = _parse(text, {name.lower(): value for name, value in _BYTES.items()})
+    if not nbytes:
+        raise UserError(f"{text!r} is not a size: write bytes, such as 500MB or 12GB")
+    return nbytes
+
+
 def format_rate(bits_per_second: float) -> str:
     return _format(bits_per_second, _BITS_PER_SECOND)
+
+
+def say_rate(bits_per_second: float) -> str:
+    """For people: 20 Mbps."""
+    name = next((name for name in reversed(_BITS_PER_SECOND) if bits_per_second >= _BITS_PER_SECOND[name]), "kbps")
+    return f"{bits_per_second / _BITS_PER_SECOND[name]:.3g} {name.capitalize() if name != 'kbps' else name}"
+
+
+def say_flops(flops: float) -> str:
+    """Floating-point operations a second, for people: 1.2 TFLOP/s."""
+    return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
 
 
 def format_duration(seconds: float) -> str:

@@ -5,7 +5,7 @@ from thinpipe.data.errors import DataError
 from thinpipe.data.manifest import Manifest, Vocabulary
 from thinpipe.data.prepare import Prepared, prepare
 from thinpipe.data.progress import Progress, progress_bar, quiet
-from thinpipe.data.samples import Batch, Batches, Cursor, TokenSequence, Windows, sequential_batches, spread_batches
+from thinpipe.data.samples import Batch, Batches, Cursor, SpreadBatches, TokenSequence, Windows, sequential_batches
 from thinpipe.data.shards import ShardWriter, Tokens, has_tokens
 from thinpipe.data.sources import Source, open_sources
 from thinpipe.data.tokenizer import Tokenizer
@@ -21,6 +21,7 @@ __all__ = [
     "Progress",
     "ShardWriter",
     "Source",
+    "SpreadBatches",
     "TokenSequence",
     "Tokenizer",
     "Tokens",
@@ -32,5 +33,4 @@ __all__ = [
     "progress_bar",
     "quiet",
     "sequential_batches",
-    "spread_batches",
 ]

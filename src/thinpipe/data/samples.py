@@ -5,9 +5,9 @@ the next. Each epoch visits every sample once, in an order that depends on seed 
 Shape suffixes: B samples, W = seq_len + 1 ids.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -99,17 +99,32 @@ class Batches:
         return cursor.samples_seen // len(self.windows)
 
 
-def spread_batches(tokens: TokenSequence, *, seq_len: int, batch_size: int, count: int) -> Iterator[Ids]:
+class SpreadBatches(Sequence[Ids]):
     """For validation on a part: whole batches at equal distances, fewer than `count` if there are no more.
 
     The text may be many books, and its first pages would speak for one of them.
     """
-    _check_batch_size(batch_size)
-    windows = Windows(tokens, seq_len)
-    there = len(windows) // batch_size
-    count = min(count, there)
-    starts = (index * there // count * batch_size for index in range(count))
-    return (windows.read(np.arange(start, start + batch_size)) for start in starts)
+
+    def __init__(self, tokens: TokenSequence, *, seq_len: int, batch_size: int, count: int) -> None:
+        _check_batch_size(batch_size)
+        self.windows, self.batch_size = Windows(tokens, seq_len), batch_size
+        self._there = len(self.windows) // batch_size
+        self._count = min(count, self._there)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Ids: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Sequence[Ids]": ...
+    def __getitem__(self, index: int | slice) -> "Ids | Sequence[Ids]":
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < self._count:
+            raise IndexError(f"batch {index} does not lie in 0 ... {self._count - 1}")
+        start = index * self._there // self._count * self.batch_size
+        return self.windows.read(np.arange(start, start + self.batch_size))
 
 
 def sequential_batches(tokens: TokenSequence, *, seq_len: int, batch_size: int) -> Iterator[tuple[Ids, Ids]]:

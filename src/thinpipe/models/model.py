@@ -100,7 +100,7 @@ class Model(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.space = _space(config)
+        self.space = make_space(config)
         free = FreeSpace(self.space) if isinstance(self.space, Subspace) else self.space
         spaces = [self.space if index < config.first_free_block else free for index in range(config.n_layers)]
         first, blocks, last = FAMILIES[type(config)](config, self.space, spaces)
@@ -148,7 +148,7 @@ def build(config: ModelConfig) -> Model:
         return Model(config)
 
 
-def _space(config: ModelConfig) -> DenseSpace | Subspace:
+def make_space(config: ModelConfig) -> DenseSpace | Subspace:
     subspace = config.subspace
     if subspace.width is None:
         return DenseSpace(config.dim)

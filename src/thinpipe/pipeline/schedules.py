@@ -1,8 +1,8 @@
 """Schedules by name: torch's own, with the places they give to segments. Adding one is a line here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from torch.distributed.pipelining import ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
@@ -45,8 +45,8 @@ class Placement:
         return next(rank for rank, stages in enumerate(self.processes) if len(self.stages) - 1 in stages)
 
 
-def place(schedule: str, processes: int, segments: int) -> Placement:
-    """Segments in equal shares, the larger ones first, where they do not come out even."""
+def place(schedule: str, processes: int, segments: int, shares: Sequence[int] | None = None) -> Placement:
+    """Segments in equal shares, the larger ones first, where they do not come out even; or in these shares."""
     if processes == 1:
         return Placement([range(segments)], [[0]])
     kind = SCHEDULES[schedule]
@@ -57,7 +57,13 @@ def place(schedule: str, processes: int, segments: int) -> Placement:
             f"{segments}: set model.boundaries to at least {count - 1} cuts, or change the schedule or "
             "parallelism.pipeline_parallel_degree"
         )
-    starts = [-(-index * segments // count) for index in range(count + 1)]
+    if shares is not None and (len(shares) != count or sum(shares) != segments or min(shares) < 1):
+        raise UserError(
+            f"parallelism.pipeline_parallel_shares {list(shares)} must be {count} numbers, one for each stage, of 1 or "
+            f"more, which together make the model's {segments} segments"
+        )
+    equal = [-(-index * segments // count) for index in range(count + 1)]
+    starts = equal if shares is None else [0, *accumulate(shares)]
     stages = [range(start, stop) for start, stop in pairwise(starts)]
     if kind.shape == "v":
         return Placement(stages, [[rank, count - 1 - rank] for rank in range(processes)])

@@ -54,6 +54,10 @@ class DenseSpace(nn.Module):
         """In which the state that a boundary carries is given; None: it is the whole vector."""
         return None
 
+    @property
+    def hashes(self) -> dict[str, str]:
+        return {}
+
     def writer(self, in_features: int, *, bias: bool = False) -> Writer:
         return Writer(in_features, self.width, bias=bias)
 
@@ -104,6 +108,12 @@ class Subspace(nn.Module):
     @property
     def state_basis(self) -> Basis | None:
         return self.basis
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Of what all processes of a run must have alike. A wrong basis or table leaves every norm as it was."""
+        tables = {"token table": self.tokens, "position table": self.positions}
+        return {"basis": self.basis.hash} | {name: table.hash for name, table in tables.items() if table is not None}
 
     def writer(self, in_features: int, *, bias: bool = False) -> Writer:
         layer = Writer(in_features, self.width, bias=bias)

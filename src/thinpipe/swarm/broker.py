@@ -13,13 +13,14 @@ from typing import Self
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import remove_partial_files, write_atomically
-from thinpipe.swarm.broker_config import BrokerConfig, Limits, render
+from thinpipe.swarm.broker_config import HUB, BrokerConfig, Limits, render
 from thinpipe.swarm.certificate import Certificate, certificate_in
 from thinpipe.swarm.keys import KeyPair
 from thinpipe.swarm.lock import FolderLock
 from thinpipe.swarm.members import Members, load_members, save_members
 from thinpipe.swarm.reload import ask_to_reload
 from thinpipe.swarm.server import Server, find_server, free_port
+from thinpipe.transport.nats.post import Address
 
 _START_SECONDS = 120.0
 """Enough to look through a store of many gigabytes, which comes before the server answers."""
@@ -231,3 +232,16 @@ def _changed(kind: str, known: Mapping[str, str], added: Mapping[str, str], remo
         if name not in known:
             raise UserError(f"there is no {kind} {name[:80]!r}; there are: {', '.join(known) or 'none'}")
     return {name: key for name, key in {**known, **added}.items() if name not in removed}
+
+
+def hub_address(folder: Path) -> Address | None:
+    """Of the broker of this folder, for its owner on this machine; None if there never was one."""
+    known = load_members(folder / "members.toml")
+    if known is None:
+        return None
+    return Address(
+        url=f"tls://127.0.0.1:{known.port}",
+        fingerprint=certificate_in(folder).fingerprint,
+        name=HUB,
+        seed=known.hub_seed,
+    )

@@ -1,15 +1,8 @@
 """Who is alive: peers send a beat every second, and one that has sent none for too long is lost to everybody."""
 
-import asyncio
-import time
 from collections.abc import Iterable
 
-from nats.aio.client import Client
-
-from thinpipe.swarm.services import serve
-
 LOST_AFTER_SECONDS = 10.0
-_LOOK_SECONDS = 0.2
 
 
 class Hearts:
@@ -28,16 +21,3 @@ class Hearts:
         for name in lost:
             del self._last[name]
         return lost
-
-
-async def watch_hearts(client: Client, hearts: Hearts) -> None:
-    """Hears beats and tells everybody of lost peers, until it is cancelled."""
-
-    async def heard(peer: str, _data: bytes) -> None:
-        hearts.beat(peer, time.monotonic())
-
-    await serve(client, "beat", heard)
-    while True:
-        for name in hearts.newly_lost(time.monotonic()):
-            await client.publish("bcast.lost", name.encode())
-        await asyncio.sleep(_LOOK_SECONDS)

@@ -115,6 +115,9 @@ class ParallelismSection:
     """The order of work when segments run in several processes."""
     pipeline_parallel_microbatch_size: int | None = None
     """Sequences per micro-batch. None: the whole batch at once. Must divide training.global_batch_size."""
+    pipeline_parallel_shares: tuple[int, ...] | None = None
+    """Segments of each stage, for machines that are not equal: 3 1 1 gives the first process three. None: as equal as
+    they come."""
     pipeline_parallel_extra_microbatches: int = 0
     """1F1B only: micro-batches under way on every link beside those it has by itself. A link with latency needs some;
     each costs the memory of its activations in every stage before that link."""

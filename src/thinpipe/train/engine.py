@@ -18,8 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from thinpipe.boundary.contract import BoundaryMethod, MessageShape
-from thinpipe.boundary.registry import make_method
 from thinpipe.checkpoint import Checkpoint, layers_of, memories, restore, restore_memories, state_by_layer
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import LinkUse
@@ -28,6 +26,7 @@ from thinpipe.pipeline.chain import Chain, token_losses
 from thinpipe.pipeline.runner import PipelineRunner, Runner, TwinRunner
 from thinpipe.pipeline.schedules import place
 from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, RowwiseAdamW, Subspace, rebase_squares
+from thinpipe.train.boundaries import boundary_method
 from thinpipe.train.config import RunConfig
 from thinpipe.transport.star import exchange_of
 
@@ -59,8 +58,10 @@ class Engine:
         dtype = getattr(torch, config.training.dtype)
         self.model = build(model_config)
         self.names = [name for name, _ in self.model.named_parameters()]
-        schedule, count = config.parallelism.pipeline_parallel_schedule, len(self.model.segments)
-        self.placement = place(schedule, self.exchange.size, count)
+        parallelism, count = config.parallelism, len(self.model.segments)
+        self.placement = place(
+            parallelism.pipeline_parallel_schedule, self.exchange.size, count, parallelism.pipeline_parallel_shares
+        )
         self.mine = self.placement.segments_of(self.exchange.rank)
         for index in self.mine:
             materialise(self.model.segments[index], seed=config.debug.seed, device=self.device, dtype=dtype)
@@ -70,7 +71,7 @@ class Engine:
         }
         self.optimizer = self._make_optimizer()
         self.tracker = self._make_tracker()
-        self.methods = [self._make_method(model_config, dtype) for _ in range(count - 1)]
+        self.methods = [boundary_method(model_config, config) for _ in range(count - 1)]
         self.runner = self._make_runner()
         self._refuse_disagreement()
 
@@ -97,17 +98,6 @@ class Engine:
         tracker = GrassmannTracker(self.model.space.basis, step_size=basis.step_size, interval=basis.interval)
         self.model.segments[-1].on_gradient = tracker.observe
         return tracker
-
-    def _make_method(self, model: ModelConfig, dtype: torch.dtype) -> BoundaryMethod:
-        shape = MessageShape(
-            batch=self.config.microbatch_size,
-            tokens=self.config.training.seq_len,
-            width=model.subspace.width or model.dim,
-            vocab_size=model.vocab_size,
-            dtype=dtype,
-        )
-        confined = model.subspace.width is not None
-        return make_method(self.config.boundary, shape, confined=confined, seed=self.config.debug.seed)
 
     def _make_runner(self) -> Runner:
         chains = [
@@ -196,12 +186,9 @@ class Engine:
         return StepOutcome(total_loss, grad_norm, culprit, stop=stops > 0, links=links, busy=busy)
 
     def _refuse_disagreement(self) -> None:
-        """A wrong basis or token table leaves every norm as it was: only hashes can tell."""
-        if not isinstance(self.model.space, Subspace):
+        hashes = self.model.space.hashes
+        if not hashes:
             return
-        space = self.model.space
-        tables = [table for table in (space.tokens, space.positions) if table is not None]
-        hashes = {"basis": space.basis.hash, **{f"table {index}": table.hash for index, table in enumerate(tables)}}
         numbers = [float(int(value[:12], 16)) for value in hashes.values()]
         extremes = self.exchange.largest([*numbers, *(-number for number in numbers)])
         for index, (name, value) in enumerate(hashes.items()):

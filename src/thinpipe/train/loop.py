@@ -40,18 +40,23 @@ from thinpipe.train.feed import Feed
 from thinpipe.train.saving import Saver, agree
 from thinpipe.train.schedule import lr_factor
 from thinpipe.train.stopping import StopRequest
+from thinpipe.train.supplies import Supplies
 from thinpipe.transport.star import exchange_of
 
 MOST_SKIPPED_IN_A_ROW = 3
+_LOCAL = ("job.", "data.", "metrics.")
+"""Settings that may differ from machine to machine."""
 
 
 class Trainer:
     """One run, or one process's part of it: `train` goes on from wherever the run's folder says it is."""
 
-    def __init__(self, config: RunConfig, group: dist.ProcessGroup | None = None) -> None:
-        self.config, self.exchange = config, exchange_of(group)
+    def __init__(
+        self, config: RunConfig, group: dist.ProcessGroup | None = None, supplies: Supplies | None = None
+    ) -> None:
+        self.config, self.exchange, self.supplies = config, exchange_of(group), supplies or Supplies()
         self._refuse_other_settings()
-        self.feed = Feed(config, self.exchange)
+        self.feed = Feed(config, self.exchange, self.supplies.tokens)
         self.checkpoints = CheckpointFolder(config.job.dump_folder / "checkpoints")
         origin = self.checkpoints.newest_whole(layers=())[0]
         if origin is None and config.model.initial is not None:
@@ -59,6 +64,11 @@ class Trainer:
         self.model_config = self._model_config(origin)
         self.engine = Engine(config, self.model_config, group)
         self.finished_steps, self.cursor, self.saved_step = 0, Cursor(), -1
+        self.asked_here = False
+        """A signal asked this process to stop."""
+
+    _log: EventLog | None
+    _display: Display
 
     def _refuse_other_settings(self) -> None:
         """All processes must have been started with the same, but for what each machine has its own way with."""
@@ -104,22 +114,23 @@ class Trainer:
             open_log(config.job.dump_folder / "events.jsonl" if self.exchange.rank == 0 else None) as log,
             open_display(log_freq=config.metrics.log_freq, total_steps=total) as display,
         ):
-            self._resume_or_start(log, display)
+            self._log, self._display = log, display
+            self._resume_or_start()
             skipped, reason = 0, "finished"
             while self.finished_steps < total:
                 event, asked_to_stop = self._step(stop)
-                _tell(event, log, display)
+                self._tell(event)
                 skipped = skipped + 1 if isinstance(event, Skipped) else 0
                 if skipped == MOST_SKIPPED_IN_A_ROW:
                     reason = "not_finite"
                     break
-                self._after_step(log, display)
+                self._after_step()
                 if asked_to_stop:
                     reason = "signal"
                     break
-            if reason != "not_finite" and not self._save(log, display):
+            if reason != "not_finite" and not self._save():
                 reason = "not_saved"
-            _tell(Stopped(step=self.finished_steps, reason=reason), log, display)
+            self._tell(Stopped(step=self.finished_steps, reason=reason))
         return reason
 
     def _step(self, stop: StopRequest) -> tuple[AnyEvent, bool]:
@@ -132,8 +143,12 @@ class Trainer:
             self.finished_steps, self.config.training.steps, self.config.lr_scheduler
         )
         outcome = self.engine.step(
-            self.finished_steps, self.feed.batch(self.cursor), lr, asked_to_stop=lambda: stop.requested
+            self.finished_steps,
+            self.feed.batch(self.cursor),
+            lr,
+            asked_to_stop=lambda: stop.requested or self.supplies.asked_to_stop(),
         )
+        self.asked_here = stop.requested
         self.cursor = self.feed.following(self.cursor)
         self.finished_steps += 1
         if outcome.culprit is not None:
@@ -154,16 +169,16 @@ class Trainer:
         )
         return step, outcome.stop
 
-    def _after_step(self, log: EventLog | None, display: Display) -> None:
+    def _after_step(self) -> None:
         config, step = self.config, self.finished_steps
         if self.engine.basis_is_due(step):
             update = self.engine.update_basis(self.feed.batch(self.cursor))
-            _tell(BasisChanged(step=step, **vars(update)), log, display)
+            self._tell(BasisChanged(step=step, **vars(update)))
         due = config.validation.freq and (step % config.validation.freq == 0 or step == config.training.steps)
         if due and self.feed.facts.validation_batches:
-            _tell(self._validate(), log, display)
+            self._tell(self._validate())
         if step % config.checkpoint.interval == 0 and step < config.training.steps:
-            self._save(log, display)
+            self._save()
 
     def _validate(self) -> Validated:
         started = time.monotonic()
@@ -177,20 +192,25 @@ class Trainer:
             seconds=time.monotonic() - started,
         )
 
-    def _resume_or_start(self, log: EventLog | None, display: Display) -> None:
+    def _resume_or_start(self) -> None:
         memories = self.engine.memory_layers
+        self.supplies.fetch(self.engine.layers, memories)
         checkpoint, problems = agree(self.checkpoints, self.engine.layers, self.exchange, if_saved=memories)
         changed = list[str]()
         for problem in problems:
-            _tell(SaveFailed(step=0, reason=f"passed over on loading: {problem}"), log, display)
+            self._tell(SaveFailed(step=0, reason=f"passed over on loading: {problem}"))
         if checkpoint is not None:
             _refuse_other_model(self.model_config, model_config_of(checkpoint), str(checkpoint.path))
             changed = self._changes_since(checkpoint)
-            self.engine.restore(checkpoint)
+            if checkpoint.manifest.step == 0:  # made before any training: nothing remembers anything
+                self.engine.start_from(checkpoint)
+            else:
+                self.engine.restore(checkpoint)
             self.finished_steps = self.saved_step = checkpoint.manifest.step
             self.cursor = Cursor(samples_seen=checkpoint.manifest.samples_seen)
         elif self.config.model.initial is not None:
             self.engine.start_from(find_checkpoint(self.config.model.initial, self.engine.layers))
+        self.supplies.ready(self.engine.model.space.hashes)
         self.feed.keep_tokenizer()
         settings = dump_toml(self.config)
         if self.saver.leads:
@@ -203,7 +223,7 @@ class Trainer:
             resumed_from=str(checkpoint.path) if checkpoint else None,
             changed=changed,
         )
-        _tell(started, log, display)
+        self._tell(started)
 
     def _changes_since(self, checkpoint: Checkpoint) -> list[str]:
         """Settings that differ from those of the checkpoint; refuses those that would give its cursor another sense."""
@@ -216,9 +236,9 @@ class Trainer:
                 raise UserError(
                     f"{path} was saved with {setting} {changed[setting]}: it decides which samples come next"
                 )
-        return [f"{setting} {change}" for setting, change in changed.items()]
+        return [f"{setting} {change}" for setting, change in changed.items() if not setting.startswith(_LOCAL)]
 
-    def _save(self, log: EventLog | None, display: Display) -> bool:
+    def _save(self) -> bool:
         """True when the state is on the disk."""
         if self.saved_step == self.finished_steps:
             return True
@@ -235,22 +255,22 @@ class Trainer:
         except ConnectionError:  # is an OSError, and no matter of this disk
             raise
         except OSError as error:
-            _tell(SaveFailed(step=self.finished_steps, reason=str(error)), log, display)
+            self._tell(SaveFailed(step=self.finished_steps, reason=str(error)))
             return False
         self.saved_step = self.finished_steps
         nbytes = sum(entry.nbytes for entry in saved.manifest.files.values())
         seconds = time.monotonic() - started
-        _tell(Saved(step=self.finished_steps, path=str(saved.path), nbytes=nbytes, seconds=seconds), log, display)
+        self._tell(Saved(step=self.finished_steps, path=str(saved.path), nbytes=nbytes, seconds=seconds))
         return True
 
-
-def _tell(event: AnyEvent, log: EventLog | None, display: Display) -> None:
-    display.show(event)
-    try:
-        if log is not None:
-            log.write(event)
-    except OSError as error:  # a full disk is no reason to stop computing
-        display.show(SaveFailed(step=event.step, reason=f"event log: {error}"))
+    def _tell(self, event: AnyEvent) -> None:
+        self._display.show(event)
+        try:
+            if self._log is not None:
+                self._log.write(event)
+        except OSError as error:  # a full disk is no reason to stop computing
+            self._display.show(SaveFailed(step=event.step, reason=f"event log: {error}"))
+        self.supplies.heard(event)
 
 
 def _refuse_other_model(asked: ModelConfig, saved: ModelConfig, path: str) -> None:

@@ -28,6 +28,10 @@ _FLUSH_SECONDS = 10.0
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
+class UnreachableError(UserError):
+    """Nobody answers, or not in time: it may be worth another try."""
+
+
 class _WrongCertificateError(ssl.SSLCertVerificationError):
     """Raised within the handshake, so that nothing of ours has been sent."""
 
@@ -183,6 +187,6 @@ def _in_plain_words(url: str, error: Exception) -> UserError:
         return UserError(f"the hub at {url} does not know our key: it was used up or removed. Ask for a new invite")
     if isinstance(error, ssl.SSLError):
         return UserError(f"what answers at {url} is not a hub ({text}): check the address and the port")
-    return UserError(
+    return UnreachableError(
         f"there is no hub to reach at {url} ({text}): see that it runs and that its port is open, then try again"
     )

@@ -1,6 +1,6 @@
 """Makes a NatsGroup the world of torch.distributed, once all its members are there."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,10 +14,17 @@ from thinpipe.transport.nats.store import NatsStore
 BACKEND = "nats"
 
 
-def open_nats_group(post: Post, names: Sequence[str], origin: Origin, *, timeout: timedelta) -> NatsGroup:
+def open_nats_group(
+    post: Post,
+    names: Sequence[str],
+    origin: Origin,
+    *,
+    timeout: timedelta,
+    incarnations: Mapping[str, int] | None = None,
+) -> NatsGroup:
     """`names` are the members in the order of their ranks; all call this. Closed by `dist.destroy_process_group()`,
     which leaves the post open."""
-    group = NatsGroup(post, names, origin, timeout=timeout)
+    group = NatsGroup(post, names, origin, timeout=timeout, incarnations=incarnations)
     try:
         store = NatsStore(group.post, timeout)
         meet(store, origin, group.rank(), group.size())

@@ -21,6 +21,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from thinpipe.transport.nats.dial import connect
 
 BEAT_SECONDS = 1.0
+_LEFT = "we have left the hub"
 Result = TypeVar("Result")
 Receiver = Callable[[str, bytes], None]
 """Is told who wrote and what; runs in the post's thread and must not block."""
@@ -61,6 +62,8 @@ class Post:
         self._tasks: list[asyncio.Task[None]] = []
         self._watchers: list[Callable[[Exception], None]] = []
         self._failure: Exception | None = None
+        self._over: asyncio.Future[None]
+        """Done when no answer can come any more."""
         self._closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="thinpipe-post", daemon=True)
         self._thread.start()
@@ -114,11 +117,13 @@ class Post:
         self._loop.call_soon_threadsafe(self._urgent.changed.set)
 
     def ask(self, service: str, data: bytes, *, seconds: float, bulk: bool = False) -> Future[bytes]:
-        """An answer of the hub, later; a TimeoutError after so long, a ConnectionError if there is no hub any more.
+        """An answer of the hub, later; a TimeoutError after so long, a ConnectionError at once when the hub is lost.
 
         `bulk` is for large questions and answers: they share a connection with the messages of the pipeline, and leave
         the heartbeats theirs.
         """
+        if self._closed:
+            raise ConnectionError(_LEFT)
         lane = self._bulk if bulk else self._urgent
         return asyncio.run_coroutine_threadsafe(self._ask(lane, service, data, seconds), self._loop)
 
@@ -140,7 +145,9 @@ class Post:
         if self._failure is not None:
             raise self._failure
         try:
-            answer: Msg = await lane.client.request(f"hub.{self.address.name}.{service}", data, timeout=seconds)
+            answer = await self._unless_over(
+                lane.client.request(f"hub.{self.address.name}.{service}", data, timeout=seconds)
+            )
         except NoRespondersError:
             raise ConnectionError("the hub is not there") from None
         except NatsTimeoutError:
@@ -149,7 +156,20 @@ class Post:
             raise self._failure or ConnectionError(f"the hub could not be asked: {error}") from error
         return answer.data
 
+    async def _unless_over(self, asked: Coroutine[Any, Any, Result]) -> Result:
+        """The client by itself would wait for an answer on a connection that is lost."""
+        task = asyncio.ensure_future(asked)
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # may be wanted by nobody
+        try:
+            await asyncio.wait((task, self._over), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise self._failure or ConnectionError(_LEFT)
+            return task.result()
+        finally:
+            task.cancel()
+
     async def _open(self) -> tuple[_Lane, _Lane]:
+        self._over = self._loop.create_future()
         lanes = []
         for _ in range(2):
             client = await connect(
@@ -213,6 +233,7 @@ class Post:
         for task in pumps:
             task.cancel()
         await asyncio.wait(self._tasks, timeout=1)
+        self._end_asks()
         for lane in lanes:
             if lane.client.is_connected:
                 await asyncio.wait_for(lane.client.close(), timeout=2)
@@ -220,8 +241,13 @@ class Post:
     def _fail(self, error: Exception) -> None:
         if self._failure is None and not self._closed:
             self._failure = error
+            self._end_asks()
             for watcher in self._watchers:
                 watcher(error)
+
+    def _end_asks(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
 
     def _call(self, asked: Coroutine[Any, Any, Result], *, seconds: float = 15) -> Result:
         if threading.current_thread() is self._thread:

@@ -1,0 +1,63 @@
+"""`thinpipe status`, `thinpipe invite` and `thinpipe kick`: asks the hub of a run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from rich.console import Console
+
+from thinpipe.core.errors import UserError
+from thinpipe.swarm.broker import hub_address
+from thinpipe.swarm.identity import load_identity
+from thinpipe.swarm.messages import AdminAnswer, AdminRequest
+from thinpipe.swarm.settings import InviteConfig, KickConfig, StatusConfig
+from thinpipe.swarm.status import Status, render
+from thinpipe.transport.nats.post import Post
+
+_SECONDS = 15.0
+
+
+def status(config: StatusConfig) -> None:
+    with _post(config.folder) as post:
+        data = post.request("status", b"", seconds=_SECONDS)
+    found = msgspec.msgpack.decode(data, type=Status)
+    if config.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        Console(highlight=False, markup=False).print(render(found))
+
+
+def invite(config: InviteConfig) -> None:
+    print(_admin(config.folder, "invite"))
+
+
+def kick(config: KickConfig) -> None:
+    print(_admin(config.folder, "kick", config.peer))
+
+
+def _admin(folder: Path, what: Literal["invite", "kick"], name: str = "") -> str:
+    if hub_address(folder / "hub") is None:
+        raise UserError(f"{folder} is not the dump_folder of a hub's run: only who owns the hub can do this")
+    with _post(folder) as post:
+        request = msgspec.msgpack.encode(AdminRequest(what=what, name=name))
+        answer = msgspec.msgpack.decode(post.request("admin", request, seconds=_SECONDS), type=AdminAnswer)
+    if answer.refusal:
+        raise UserError(answer.refusal)
+    return answer.text
+
+
+@contextmanager
+def _post(folder: Path) -> Iterator[Post]:
+    """As the hub's owner, or as the peer whose folder it is."""
+    identity, address = load_identity(folder), hub_address(folder / "hub")
+    if address is None and identity is None:
+        raise UserError(f"{folder} is neither the dump_folder of a hub's run nor the folder of one who joined")
+    post = Post(address or identity.address)  # type: ignore[union-attr]
+    try:
+        yield post
+    except (ConnectionError, TimeoutError) as error:
+        raise UserError(f"the hub does not answer: {error}") from error
+    finally:
+        post.close()

@@ -1,0 +1,155 @@
+"""The peer's side of moving files: fetches from the hub, pushes to it; both go on where an earlier try has stopped.
+
+Several pieces are under way at once, so that a distant hub is as fast as a near one. A hub that is lost is a
+ConnectionError, one that does not answer in time a TimeoutError, all else a FileTransferError.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from thinpipe.swarm.file_asks import Asks, FileTransferError, Pace
+from thinpipe.swarm.file_requests import (
+    FILE,
+    KEEP,
+    MOST_AT_ONCE,
+    MOST_NBYTES,
+    Begin,
+    Chunk,
+    FileAnswer,
+    KeepAnswer,
+    Read,
+    Stat,
+)
+from thinpipe.swarm.partial_file import PartialFile
+from thinpipe.transport.nats.post import Post
+
+Progress = Callable[[int, int], None]
+"""So many bytes are there, of so many."""
+_CHUNK_NBYTES = 256 << 10
+"""Of a push. Small, since the messages of the pipeline wait behind it on an uplink, which is slow."""
+_MOST_TRIES = 8
+"""To go on from what the hub has, without any of it being taken."""
+
+
+def stat(post: Post, name: str, *, seconds: float = 60.0) -> FileAnswer:
+    """Size and sha256 of a file at the hub."""
+    with Asks(post, FILE, seconds) as asks:
+        asks.ask(Stat(name=name))
+        return asks.file_answer(name)
+
+
+def fetch(
+    post: Post,
+    name: str,
+    target: Path,
+    *,
+    nbytes: int,
+    sha256: str,
+    progress: Progress | None = None,
+    seconds: float = 60.0,
+    window: int = 4,
+) -> None:
+    """When this returns the file is there, whole and on the disk; if it was before, nothing is asked.
+
+    `seconds` is the limit for each piece of 1 MiB, `window` how many are under way.
+    """
+    file = PartialFile(target, nbytes=nbytes, sha256=sha256)
+    with _our_disk(target):
+        if file.is_whole():
+            return
+        have = file.have()
+    for data in _pieces(post, name, file, have, seconds, window):
+        with _our_disk(target):
+            have = file.append(data)
+        if progress is not None:
+            progress(have, nbytes)
+    with _our_disk(target):
+        whole = file.finish()
+    if not whole:
+        raise FileTransferError(f"{name} arrived with another sha256 than was promised and was deleted: fetch it again")
+
+
+def _pieces(post: Post, name: str, file: PartialFile, have: int, seconds: float, window: int) -> Iterator[bytes]:
+    left = deque(range(have, file.nbytes, MOST_NBYTES))
+    lengths: deque[int] = deque()
+    with Asks(post, FILE, seconds) as asks:
+        while left or lengths:
+            while left and len(lengths) < _bounded(window):
+                offset = left.popleft()
+                lengths.append(min(MOST_NBYTES, file.nbytes - offset))
+                asks.ask(Read(name=name, offset=offset, nbytes=lengths[-1]))
+            answer = asks.file_answer(name)
+            if answer.nbytes != file.nbytes or len(answer.data) != lengths.popleft():
+                file.discard()
+                raise FileTransferError(f"{name} has changed at the hub: ask anew what it is, then fetch it again")
+            yield answer.data
+
+
+def push(
+    post: Post,
+    path: Path,
+    name: str,
+    *,
+    progress: Progress | None = None,
+    seconds: float = 60.0,
+    window: int = 8,
+    bytes_per_second: float | None = None,
+) -> None:
+    """When this returns the hub has the file whole and on its disk.
+
+    `seconds` is the limit for each piece of 256 KiB, `window` how many are under way. `bytes_per_second` leaves the
+    rest of the line to others.
+    """
+    pace = Pace(bytes_per_second)
+    with path.open("rb") as file, Asks(post, KEEP, seconds) as asks:
+        nbytes = file.seek(0, 2)
+        asks.ask(Begin(name=name, nbytes=nbytes))
+        answer, tries = asks.keep_answer(name), 0
+        while not answer.whole:
+            before = answer.have
+            for answer in _send_from(before, file, nbytes, name, asks, _bounded(window), pace):
+                if progress is not None:
+                    progress(answer.have, nbytes)
+            tries = 0 if answer.have > before else tries + 1
+            if tries > _MOST_TRIES and not answer.whole:
+                raise FileTransferError(f"the hub takes nothing more of {name}: see that nobody else sends it")
+
+
+def _send_from(
+    at: int, file: BinaryIO, nbytes: int, name: str, asks: Asks, window: int, pace: Pace
+) -> Iterator[KeepAnswer]:
+    """Stops sending when the hub has more or less than what was sent: the last answer says where to go on."""
+    ends: deque[int] = deque()
+    as_sent = True
+    while True:
+        while as_sent and at < nbytes and len(ends) < window and not asks.answered:
+            file.seek(at)
+            data = file.read(min(_CHUNK_NBYTES, nbytes - at))
+            if not data:
+                raise FileTransferError(f"{file.name} became shorter while it was sent: send it again")
+            pace.wait(len(data))
+            asks.ask(Chunk(name=name, offset=at, data=data))
+            at += len(data)
+            ends.append(at)
+        if not ends:
+            return
+        answer = asks.keep_answer(name)
+        as_sent = ends.popleft() == answer.have and as_sent
+        yield answer
+
+
+def _bounded(window: int) -> int:
+    return max(1, min(window, MOST_AT_ONCE))
+
+
+@contextmanager
+def _our_disk(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FileTransferError(
+            f"{target} cannot be written ({error.strerror or error}): put that right, then fetch it again"
+        ) from error

@@ -1,0 +1,396 @@
+"""The hub of a run: answers what peers ask, and is the only one to say who belongs and who computes what."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from nats.aio.msg import Msg
+
+from thinpipe.core.errors import UserError
+from thinpipe.core.events import AnyEvent
+from thinpipe.core.files import write_atomically
+from thinpipe.swarm.broker import Broker
+from thinpipe.swarm.broker_config import HUB, check_name
+from thinpipe.swarm.file_requests import FILE, KEEP
+from thinpipe.swarm.file_service import FileService, KeepService
+from thinpipe.swarm.hearts import LOST_AFTER_SECONDS, Hearts
+from thinpipe.swarm.hosted import Hosted
+from thinpipe.swarm.invite import Invite
+from thinpipe.swarm.keys import KeyPair, is_public_key
+from thinpipe.swarm.line_test import SERVICE as LINE
+from thinpipe.swarm.line_test import line_service
+from thinpipe.swarm.messages import (
+    AdminAnswer,
+    AdminRequest,
+    Answer,
+    Done,
+    JoinAnswer,
+    JoinRequest,
+    Measure,
+    NextRequest,
+    Ready,
+    SavedRequest,
+    TokensRequest,
+    Verdict,
+    Wait,
+    Work,
+)
+from thinpipe.swarm.roster import Epoch, Roster
+from thinpipe.swarm.services import Service, serve
+from thinpipe.swarm.status import PeerStatus, Status
+from thinpipe.swarm.store_service import StoreService
+from thinpipe.transport.nats.dial import connect
+from thinpipe.transport.nats.requests import SERVICE as STORE
+
+ANSWER_SECONDS = 10.0
+"""A peer that asks what to do is answered after so long, if only that it has to wait."""
+_LOOK_SECONDS = 0.2
+_FAREWELL_SECONDS = 15.0
+"""For peers to hear that the run has ended."""
+
+Request = TypeVar("Request", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubSettings:
+    run: str
+    """What the run is called."""
+    public_url: str
+    """The address in invites."""
+    peers: int
+    """For which the first epoch waits."""
+    hub_bps: tuple[float, float] | None = None
+    patience_seconds: float = 60.0
+    lost_after_seconds: float = LOST_AFTER_SECONDS
+
+
+class Hub:
+    """`tell` is given lines for the person who runs it."""
+
+    def __init__(self, broker: Broker, hosted: Hosted, settings: HubSettings, tell: Callable[[str], None]) -> None:
+        self.broker, self.hosted, self.settings, self._tell = broker, hosted, settings, tell
+        self._epochs = EpochFile(broker.folder / "epoch")
+        self.roster = Roster(
+            wanted=settings.peers,
+            assigner=hosted.assign,
+            hub_bps=settings.hub_bps,
+            patience_seconds=settings.patience_seconds,
+            last_epoch=self._epochs.read(),
+        )
+        self._hearts = Hearts(settings.lost_after_seconds)
+        self._changed = asyncio.Condition()
+        self._stop_wanted, self._stopping = False, ""
+        self._gone = asyncio.Event()
+        self._admitting: dict[str, str] = {}
+        """Names by invite, until the server knows them."""
+
+    async def run(self, begin: "Callable[[Hub], Awaitable[None]]") -> str:
+        """Until the run has ended, or `stop` is called; returns why. `begin` is called once peers can be answered."""
+        self._client = await connect(
+            self.broker.url,
+            self.broker.fingerprint,
+            self.broker.hub_seed,
+            inbox=f"_INBOX.{HUB}",
+            on_down=lambda _error: self._gone.set(),
+        )
+        services: dict[str, Service] = {
+            "beat": self._beat,
+            "next": self._next,
+            "ready": self._ready,
+            "leave": self._leave,
+            "tokens": self._tokens,
+            "saved": self._saved,
+            "event": self._event,
+            "status": self._status,
+            "admin": self._admin,
+            STORE: StoreService(),
+            FILE: FileService(self.hosted.find),
+            KEEP: KeepService(self.hosted.accept, self.hosted.kept),
+            LINE: line_service,
+        }
+        for name, service in services.items():
+            await serve(self._client, name, service)
+        await self._client.subscribe("join.*", cb=self._join)
+        await self._client.flush(timeout=10)
+        try:
+            await begin(self)
+            return await self._watch()
+        finally:
+            await self._client.close()
+
+    async def _watch(self) -> str:
+        ended_at: float | None = None
+        while not self._gone.is_set():
+            now = time.monotonic()
+            for name in self._hearts.newly_lost(now):
+                if name in self.roster.present:
+                    await self._client.publish("bcast.lost", name.encode())
+                    await self._remove(name, f"{name} is lost: nothing was heard of it")
+            if self._stop_wanted and not self.roster.at_work:
+                self._stopping = "stopped by the hub's owner; the same command goes on"
+            ended = self._stopping or self.hosted.ended
+            if ended and ended_at is None:
+                ended_at = now
+                await self._notify()
+            if ended_at is not None and (not self.roster.present or now - ended_at > _FAREWELL_SECONDS):
+                return ended
+            await asyncio.sleep(_LOOK_SECONDS)
+        raise ConnectionError(f"nats-server is gone. The end of its log:\n{self.broker.log_tail()}")
+
+    async def stop(self) -> None:
+        """Asks the peers to save and to stop."""
+        self._stop_wanted = True
+        await self._client.publish("bcast.stop", b"")
+
+    async def invite(self) -> Invite:
+        """A new one, for one newcomer."""
+        pair, identity = KeyPair.new(), f"i{secrets.token_hex(6)}"
+        await asyncio.to_thread(self.broker.add_invite, identity, pair.public_key)
+        return Invite(
+            url=self.settings.public_url,
+            run=self.settings.run,
+            fingerprint=self.broker.fingerprint,
+            id=identity,
+            seed=pair.seed,
+        )
+
+    # What peers ask. `peer` is who asks: the server lets nobody ask as another.
+
+    async def _join(self, message: Msg) -> None:
+        """Answers first: the invite's connection is cut as soon as the server knows that the invite is used up."""
+        invite = message.subject.split(".")[1]
+        request = _decode(message.data, JoinRequest)
+        if (
+            request is None
+            or not message.reply.startswith(f"_INBOX.{invite}.")
+            or not is_public_key(request.public_key)
+        ):
+            return
+        if invite not in self.broker.invites or invite in self._admitting:
+            return
+        name = request.name or self._free_name()
+        answer = JoinAnswer(name=name, refusal=self._why_not(request, name))
+        if not answer.refusal:
+            self._admitting[invite] = name
+        await self._client.publish(message.reply, _encode(answer))
+        if answer.refusal:
+            return
+        await self._client.flush(timeout=10)
+        try:
+            await asyncio.to_thread(self.broker.admit, invite, name, request.public_key)
+        finally:
+            del self._admitting[invite]
+        self._tell(f"{name} has joined")
+
+    def _why_not(self, request: JoinRequest, name: str) -> str:
+        if request.code != self.hosted.code:
+            return f"you run {request.code[:200]!r} and the hub {self.hosted.code!r}: install the same"
+        try:
+            check_name(name)
+        except UserError as error:
+            return str(error)
+        taken = (*self.broker.peers, *self.broker.invites, *self._admitting.values())
+        return f"there is a peer {name} already: choose another --name" if name in taken else ""
+
+    def _free_name(self) -> str:
+        taken = {*self.broker.peers, *self._admitting.values()}
+        return next(name for number in range(1 << 30) if (name := f"p{number}") not in taken)
+
+    async def _beat(self, peer: str, _data: bytes) -> None:
+        if peer in self.broker.peers:
+            self._hearts.beat(peer, time.monotonic())
+
+    async def _next(self, peer: str, data: bytes) -> bytes | None:
+        request = _decode(data, NextRequest)
+        if request is None or peer not in self.broker.peers:
+            return None
+        if peer not in self.roster.present:
+            self._tell(f"{peer} is there")
+        self._hearts.beat(peer, time.monotonic())
+        over = self.roster.asked(peer, request, time.monotonic())
+        if over is not None:
+            await self._over(over)
+        await self._notify()
+        return _encode(await self._answer(peer))
+
+    async def _answer(self, peer: str) -> Answer:
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            if self._stopping or self.hosted.ended:
+                return Done(text=self._stopping or self.hosted.ended)
+            before = self.roster.last_epoch
+            found = self.roster.next_for(peer, time.monotonic())
+            if self.roster.last_epoch != before:
+                await self._begun()
+            if isinstance(found, Measure):
+                return found if found.together else self.hosted.measure
+            if found is not None:
+                return self._work(found)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return Wait(text=self.roster.why_waiting(peer))
+            async with self._changed:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), min(left, 1.0))
+
+    async def _begun(self) -> None:
+        epoch = self.roster.current
+        assert epoch is not None
+        self._epochs.write(epoch.number)
+        shares = ", ".join(f"{name}: {len(segments)}" for name, segments in epoch.assignment.places)
+        self._tell(f"epoch {epoch.number}: segments {shares}; slowest part: {epoch.assignment.bottleneck}")
+        await self._notify()
+
+    def _work(self, epoch: Epoch) -> Work:
+        shares = [len(segments) for _, segments in epoch.assignment.places]
+        beginning = self.hosted.begin(shares)
+        return Work(
+            epoch=epoch.number,
+            names=epoch.names,
+            shares=shares,
+            lives=dict(epoch.lives),
+            settings=beginning.settings,
+            manifest=beginning.manifest,
+            facts=beginning.facts,
+            tokenizer=beginning.tokenizer,
+            text=f"slowest part: {epoch.assignment.bottleneck}",
+        )
+
+    async def _ready(self, peer: str, data: bytes) -> bytes | None:
+        request = _decode(data, Ready)
+        if request is None or not self._works(peer, request.epoch):
+            return None
+        refusal = self.hosted.compare(request.hashes)
+        if refusal:
+            await self._remove(peer, f"{peer} was refused: {refusal}")
+        return _encode(Verdict(refusal=refusal))
+
+    async def _leave(self, peer: str, _data: bytes) -> bytes | None:
+        await self._remove(peer, f"{peer} has left")
+        return _encode(Verdict())
+
+    async def _tokens(self, peer: str, data: bytes) -> bytes | None:
+        request = _decode(data, TokensRequest)
+        if request is None or not self._works(peer):
+            return None
+        try:
+            return await asyncio.to_thread(self.hosted.tokens, request.split, request.index)
+        except IndexError:
+            return None
+
+    async def _saved(self, peer: str, data: bytes) -> bytes | None:
+        """Also after the epoch is over, until the next begins: what was saved is good."""
+        request, latest = _decode(data, SavedRequest), self.roster.latest
+        if request is None:
+            return None
+        if latest is None or latest.number != request.epoch or peer not in latest.names:
+            return _encode(Verdict(refusal="it is not of this epoch"))
+        return _encode(Verdict(refusal=self.hosted.saved(peer, latest.names, request.manifest)))
+
+    async def _event(self, peer: str, data: bytes) -> None:
+        if self.roster.current is None or peer != self.roster.current.names[0]:
+            return
+        try:
+            event: AnyEvent = msgspec.json.decode(data, type=AnyEvent)
+        except msgspec.MsgspecError:
+            return
+        self.hosted.heard(event)
+
+    async def _status(self, _peer: str, _data: bytes) -> bytes | None:
+        return _encode(self.status())
+
+    async def _admin(self, peer: str, data: bytes) -> bytes | None:
+        request = _decode(data, AdminRequest)
+        if request is None or peer != HUB:
+            return None
+        try:
+            return _encode(AdminAnswer(text=await self._carry_out(request)))
+        except UserError as error:
+            return _encode(AdminAnswer(refusal=str(error)))
+
+    async def _carry_out(self, request: AdminRequest) -> str:
+        if request.what == "invite":
+            return (await self.invite()).line()
+        if request.what == "kick":
+            await self.kick(request.name)
+            return f"{request.name} is removed and cannot come back without a new invite"
+        await self.stop()
+        return "the run saves and stops"
+
+    async def kick(self, name: str) -> None:
+        """It is told first: from the cut itself it could not know why."""
+        if name not in self.broker.peers:
+            raise UserError(f"there is no peer {name[:80]!r}; there are: {', '.join(self.broker.peers) or 'none'}")
+        await self._client.publish(f"m.{name}.{HUB}.note", b"the hub's owner has removed you from the run")
+        await self._client.flush(timeout=5)
+        await asyncio.to_thread(self.broker.remove_peer, name)
+        await self._remove(name, f"{name} was removed by the hub's owner")
+
+    def status(self) -> Status:
+        roster, epoch = self.roster, self.roster.current
+        places = {} if epoch is None else {name: len(segments) for name, segments in epoch.assignment.places}
+        peers = [
+            PeerStatus(name=name, segments=places.get(name, 0), report=roster.report_of(name))
+            for name in roster.present
+        ]
+        return Status(
+            run=self.settings.run,
+            epoch=epoch.number if epoch else 0,
+            waits_for="" if epoch else roster.problem or f"{len(peers)} of {roster.wanted} peers are there",
+            peers=peers,
+            away=[name for name in self.broker.peers if name not in roster.present],
+            bottleneck=epoch.assignment.bottleneck if epoch else "",
+            hub_bps=roster.hub_rates if peers else (0.0, 0.0),
+            progress=dict(self.hosted.progress),
+        )
+
+    def _works(self, peer: str, epoch: int | None = None) -> bool:
+        current = self.roster.current
+        return current is not None and peer in current.names and epoch in (None, current.number)
+
+    async def _remove(self, name: str, why: str) -> None:
+        known = name in self.roster.present
+        over = self.roster.gone(name, why)
+        if known:
+            self._tell(why)
+        if over is not None:
+            await self._over(over)
+        await self._notify()
+
+    async def _over(self, why: str) -> None:
+        self._tell(f"epoch {self.roster.last_epoch} is over: {why}")
+        await self._client.publish("bcast.over", f"{self.roster.last_epoch} {why}".encode())
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+class EpochFile:
+    """The number of the last epoch, on the disk before anybody hears of it: epochs only grow, whatever happens."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> int:
+        return int(self._path.read_text()) if self._path.exists() else 0
+
+    def write(self, number: int) -> None:
+        write_atomically(self._path, str(number).encode())
+
+
+def _encode(message: msgspec.Struct) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def _decode(data: bytes, kind: type[Request]) -> Request | None:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError:
+        return None

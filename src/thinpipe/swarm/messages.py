@@ -1,0 +1,121 @@
+"""What peers ask the hub and what it answers, beside files and the store. Only these fields, of these types."""
+
+from typing import Literal
+
+import msgspec
+
+from thinpipe.swarm.reports import MachineReport
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Anything else than exactly these fields gets no answer."""
+
+
+class JoinRequest(Message, frozen=True, kw_only=True):
+    """With the key of an invite."""
+
+    public_key: str
+    name: str = ""
+    """That the newcomer would like to have; empty: the hub gives one."""
+    code: str
+    """Which thinpipe it runs: compared before the invite is used up."""
+
+
+class JoinAnswer(Message, frozen=True, kw_only=True):
+    name: str = ""
+    refusal: str = ""
+
+
+class NextRequest(Message, frozen=True, kw_only=True):
+    """What shall I do? The hub answers when it knows, or after a while that it does not."""
+
+    life: str
+    """Another one whenever the program was started: what an earlier one has sent is not believed."""
+    report: MachineReport | None = None
+    """None: the machine is not measured yet."""
+    took_part_in: int = 0
+    """The epoch that this peer has just left; 0: none."""
+    why: str = ""
+    """It left, if something went wrong."""
+    together_bps: tuple[float, float] | None = None
+    """Up and down, measured while all others measured too."""
+
+
+class Wait(Message, frozen=True, kw_only=True, tag="wait"):
+    text: str
+    """For the person who sits there."""
+
+
+class Measure(Message, frozen=True, kw_only=True, tag="measure"):
+    """Your machine and line, alone; or your line, now that all do so at once: it shows what the hub's line can do."""
+
+    together: bool
+    settings: str = ""
+    """Of the run, as TOML: what the machine is to be good at."""
+    dim: int = 0
+    """Of the model."""
+
+
+class Work(Message, frozen=True, kw_only=True, tag="work"):
+    """An epoch begins: who computes what, from where on."""
+
+    epoch: int
+    names: list[str]
+    """In the order of the pipeline."""
+    shares: list[int]
+    """Segments of each."""
+    lives: dict[str, int]
+    """A number for the life that each is in."""
+    settings: str
+    """Of the run, as TOML."""
+    manifest: bytes
+    """Of the checkpoint to go on from."""
+    facts: bytes
+    """Of the data."""
+    tokenizer: list[str]
+    """Files to fetch."""
+    text: str
+    """For the person who sits there."""
+
+
+class Done(Message, frozen=True, kw_only=True, tag="done"):
+    text: str
+
+
+Answer = Wait | Measure | Work | Done
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """What this peer has, to be compared with what the hub has."""
+
+    epoch: int
+    hashes: dict[str, str]
+
+
+class Verdict(Message, frozen=True, kw_only=True):
+    refusal: str = ""
+
+
+class TokensRequest(Message, frozen=True, kw_only=True):
+    split: Literal["train", "validation"]
+    index: int
+    """Samples seen before the batch, or the number of the validation batch."""
+
+
+class SavedRequest(Message, frozen=True, kw_only=True):
+    """This peer has its part of a checkpoint and will send its files."""
+
+    epoch: int
+    manifest: bytes
+
+
+class AdminRequest(Message, frozen=True, kw_only=True):
+    """From who owns the hub's folder."""
+
+    what: Literal["status", "kick", "invite", "stop"]
+    name: str = ""
+
+
+class AdminAnswer(Message, frozen=True, kw_only=True):
+    text: str = ""
+    refusal: str = ""

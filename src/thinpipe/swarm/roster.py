@@ -1,0 +1,193 @@
+"""Who is there, and what each shall do next: wait, measure its line, or work. Pure: told of events and of the time.
+
+An epoch is a set of peers computing together. It is over as soon as one of them is lost, leaves or asks what to do
+next; then the others ask too, and when enough are there again the next epoch begins.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from thinpipe.core.errors import UserError
+from thinpipe.swarm.assign import Assignment, Machine
+from thinpipe.swarm.messages import Measure, NextRequest
+from thinpipe.swarm.reports import MachineReport
+
+MOST_SECONDS_TO_SAVE = 1800.0
+
+Assigner = Callable[[Sequence[Machine], float, float], Assignment]
+"""Of machines and the hub's rates up and down, in bits a second. Raises UserError when the model does not fit."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    number: int
+    assignment: Assignment
+    lives: Mapping[str, int]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.assignment.places]
+
+
+@dataclass
+class _Peer:
+    life: str
+    number: int
+    """Of the life."""
+    report: MachineReport | None
+    epoch: int = 0
+    """The last that it took part in."""
+    together: tuple[float, float] | None = None
+    """Up and down, while all measured at once."""
+    measuring_together: bool = False
+
+
+@dataclass
+class Roster:
+    wanted: int
+    """Peers for which the first epoch waits."""
+    assigner: Assigner
+    hub_bps: tuple[float, float] | None = None
+    """Up and down, if the hub's owner has said; else all peers measure at once."""
+    patience_seconds: float = 60.0
+    """How long later epochs wait for so many."""
+    last_epoch: int = 0
+    current: Epoch | None = None
+    latest: Epoch | None = None
+    """The current one, or the one that is over."""
+    _peers: dict[str, _Peer] = field(default_factory=dict)
+    _lives: dict[str, int] = field(default_factory=dict)
+    _alone: str | None = None
+    """Whose turn it is to measure."""
+    _waiting_since: float | None = None
+    problem: str = ""
+    """Why those who are there are not enough."""
+
+    @property
+    def present(self) -> list[str]:
+        return list(self._peers)
+
+    @property
+    def at_work(self) -> bool:
+        """Somebody computes, or sends what it has saved."""
+        return self.current is not None or bool(self._still_at_work)
+
+    def report_of(self, name: str) -> MachineReport | None:
+        return self._peers[name].report
+
+    def asked(self, name: str, request: NextRequest, now: float) -> str | None:
+        """A peer wants to know what to do. Returns why the current epoch is over, if that ends it."""
+        known = self._peers.get(name)
+        over = None
+        if known is None or known.life != request.life:
+            self._lives[name] = self._lives.get(name, 0) + 1
+            over = self.gone(name, f"{name} was started again") if known is not None else None
+            known = self._peers[name] = _Peer(request.life, self._lives[name], request.report)
+        if self._alone == name and request.report is not None:
+            self._alone = None
+        if request.together_bps is not None:
+            known.together, known.measuring_together = request.together_bps, False
+        known.report, known.epoch = request.report, max(known.epoch, request.took_part_in)
+        if self.current is not None and name in self.current.names and known.epoch >= self.current.number:
+            over = over or f"{name} stopped: {request.why or 'it was asked to'}"
+            self._end_epoch()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        return over
+
+    def gone(self, name: str, why: str) -> str | None:
+        """A peer is lost, kicked or has left. Returns why the current epoch is over, if that ends it."""
+        self._peers.pop(name, None)
+        if self._alone == name:
+            self._alone = None
+        if self.current is None or name not in self.current.names:
+            return None
+        self._end_epoch()
+        return why
+
+    def _end_epoch(self) -> None:
+        self.current, self._waiting_since = None, None
+
+    def next_for(self, name: str, now: float) -> Epoch | Measure | None:
+        """None: it has to wait."""
+        peer = self._peers.get(name)
+        if peer is None:
+            return None
+        if self.current is not None:
+            return self._if_in_it(name, peer, self.current)
+        if peer.report is None:
+            if self._alone is None and not any(p.measuring_together for p in self._peers.values()):
+                self._alone = name
+            return Measure(together=False) if self._alone == name else None
+        if not self._enough(now):
+            return None
+        if self.hub_bps is None and len(self._peers) > 1 and any(p.together is None for p in self._peers.values()):
+            return self._measure_together(peer)
+        begun = self._begin()
+        return None if begun is None else self._if_in_it(name, peer, begun)
+
+    def _if_in_it(self, name: str, peer: _Peer, epoch: Epoch) -> Epoch | None:
+        return epoch if name in epoch.names and peer.epoch < epoch.number else None
+
+    def _measure_together(self, peer: _Peer) -> Measure | None:
+        if not any(p.measuring_together for p in self._peers.values()):
+            for other in self._peers.values():
+                other.together, other.measuring_together = None, True
+        return Measure(together=True) if peer.together is None else None
+
+    def _enough(self, now: float) -> bool:
+        """The peers wanted are there, idle and measured; in later epochs, or those who came within our patience."""
+        waited = now - self._waiting_since if self._waiting_since is not None else 0.0
+        if any(peer.report is None for peer in self._peers.values()):
+            return False
+        if self._still_at_work and waited < MOST_SECONDS_TO_SAVE:
+            return False
+        if len(self._peers) >= self.wanted:
+            return True
+        return self.last_epoch > 0 and waited >= self.patience_seconds
+
+    @property
+    def _still_at_work(self) -> list[str]:
+        """Those of the epoch that is over who have not asked what to do next: they may be sending what they saved."""
+        if self.latest is None:
+            return []
+        return [
+            name
+            for name in self.latest.names
+            if name in self._peers
+            and self._peers[name].number == self.latest.lives[name]
+            and self._peers[name].epoch < self.latest.number
+        ]
+
+    def _begin(self) -> Epoch | None:
+        machines = [peer.report.machine(name) for name, peer in self._peers.items() if peer.report is not None]
+        try:
+            assignment = self.assigner(machines, *self.hub_rates)
+        except UserError as error:
+            self.problem = str(error)
+            return None
+        self.problem = ""
+        self.last_epoch += 1
+        lives = {name: self._peers[name].number for name, _ in assignment.places}
+        self.current = self.latest = Epoch(self.last_epoch, assignment, lives)
+        return self.current
+
+    @property
+    def hub_rates(self) -> tuple[float, float]:
+        """Up and down. What peers download is what the hub sends."""
+        if self.hub_bps is not None:
+            return self.hub_bps
+        measured = [peer.together for peer in self._peers.values() if peer.together is not None]
+        if not measured:
+            return float("inf"), float("inf")
+        return sum(down for _, down in measured), sum(up for up, _ in measured)
+
+    def why_waiting(self, name: str) -> str:
+        if self.problem:
+            return self.problem
+        if self.current is not None:
+            return f"the run goes on without {name}, which is a spare: it takes part when somebody leaves"
+        unmeasured = [other for other, peer in self._peers.items() if peer.report is None]
+        if unmeasured:
+            return f"machines are measured one after the other; still to come: {', '.join(unmeasured)}"
+        return f"{len(self._peers)} of {self.wanted} peers are there"

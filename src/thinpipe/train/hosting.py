@@ -1,0 +1,233 @@
+"""A run as its hub hosts it: settings and data are here, checkpoints come together here, and nothing is computed."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from thinpipe.boundary.settings import BoundarySection
+from thinpipe.checkpoint import CheckpointFolder, Manifest, model_config_of, restore
+from thinpipe.checkpoint.state import versions
+from thinpipe.core.code import code_version
+from thinpipe.core.config import dump_toml
+from thinpipe.core.digest import text_sha256
+from thinpipe.core.errors import UserError
+from thinpipe.core.events import AnyEvent, EventLog, Step, Stopped
+from thinpipe.core.files import file_sha256
+from thinpipe.data import Cursor
+from thinpipe.models.model import make_space
+from thinpipe.swarm.assign import Assignment, Machine, assign
+from thinpipe.swarm.file_service import Accepted
+from thinpipe.swarm.hosted import Beginning
+from thinpipe.swarm.messages import Measure
+from thinpipe.train.config import DataSection, JobSection, RunConfig
+from thinpipe.train.console import Display
+from thinpipe.train.costs import boundary_traffic, segment_needs, shared_nbytes
+from thinpipe.train.first_checkpoint import make_first_checkpoint
+from thinpipe.train.tokens import LocalTokens
+
+_ONE_STAGE_SCHEDULES = ("GPipe", "1F1B")
+_FILE = re.compile(r"[a-z0-9.]{1,100}\.safetensors", re.ASCII)
+
+
+class HostedRun:
+    """See `swarm.hosted.Hosted`. `display` shows what the first peer tells of the run."""
+
+    def __init__(self, config: RunConfig, display: Display, *, everyone: bool = False) -> None:
+        self.everyone = everyone
+        _refuse_what_has_no_effect(config)
+        self.config, self.display, self.code = config, display, code_version()
+        self.source = LocalTokens(config)
+        self.checkpoints = CheckpointFolder(config.job.dump_folder / "checkpoints")
+        newest, _ = self.checkpoints.newest_whole()
+        self.newest = newest or make_first_checkpoint(config, self.source.facts, self.checkpoints)
+        self.model = model_config_of(self.newest)
+        self.measure = Measure(together=False, settings=dump_toml(settings_for_peers(config)), dim=self.model.dim)
+        self.needs = segment_needs(self.model, config)
+        self.shared_nbytes = shared_nbytes(self.model, config)
+        self.traffic = boundary_traffic(self.model, config)
+        self.log = EventLog(config.job.dump_folder / "events.jsonl")
+        self.tokenizer = _tokenizer_files(self.source.tokenizer_folder)
+        self.source.keep_tokenizer(config.job.dump_folder)
+        self._step: Step | None = None
+        self._stopped = ""
+        self._arriving: _Arriving | None = None
+
+    def assign(self, machines: Sequence[Machine], hub_up_bps: float, hub_down_bps: float) -> Assignment:
+        return assign(
+            self.needs,
+            machines,
+            self.traffic,
+            hub_up_bps=hub_up_bps,
+            hub_down_bps=hub_down_bps,
+            shared_nbytes=self.shared_nbytes,
+            most=self._most_peers,
+            everyone=self.everyone,
+        )
+
+    @property
+    def _most_peers(self) -> int | None:
+        """1F1B needs a micro-batch for each."""
+        return self.config.microbatches if self.config.parallelism.pipeline_parallel_schedule == "1F1B" else None
+
+    def begin(self, shares: Sequence[int]) -> Beginning:
+        self._arriving = None  # whatever was on its way is older than what now begins
+        self._settings = dump_toml(settings_for_peers(self.config, shares))
+        return Beginning(
+            settings=self._settings,
+            manifest=msgspec.json.encode(self.newest.manifest),
+            facts=msgspec.json.encode(self.source.facts),
+            tokenizer=list(self.tokenizer),
+        )
+
+    def compare(self, hashes: Mapping[str, str]) -> str:
+        space = make_space(self.model)
+        restore(self.newest, {}, space)
+        ours = {"settings": text_sha256(self._settings), "tokenizer": tokenizer_sha256(self.tokenizer)} | space.hashes
+        for field in dict.fromkeys((*ours, *hashes)):
+            here, there = ours.get(field, "none"), hashes.get(field, "none")
+            if here != there:
+                return f"{field[:80]} is {there[:80]} there and {here} at the hub: it must be the same"
+        return ""
+
+    def find(self, name: str) -> Path | None:
+        folder, _, file = name.partition("/")
+        if folder == "tokenizer":
+            return self.tokenizer.get(name)
+        known = folder == self.newest.path.name and file in self.newest.manifest.files
+        return self.newest.path / file if known else None
+
+    def tokens(self, split: str, index: int) -> bytes:
+        if index < 0:
+            raise IndexError(index)
+        ids_BW = self.source.batch(Cursor(samples_seen=index)) if split == "train" else self.source.validation[index]
+        return ids_BW.astype(token_dtype(self.source.facts.vocab_size)).tobytes()
+
+    # Checkpoints: every peer of an epoch tells the same manifest, and sends its files
+
+    def saved(self, peer: str, names: Sequence[str], manifest: bytes) -> str:
+        try:
+            told = msgspec.json.decode(manifest, type=Manifest)
+        except msgspec.MsgspecError as error:
+            return f"the manifest cannot be read: {error}"
+        if told != told.sealed() or not all(map(_FILE.fullmatch, told.files)):
+            return "the manifest is damaged"
+        ours = msgspec.json.decode(msgspec.json.encode(self.newest.manifest.model))  # without tuples, as what comes
+        if told.model != ours or told.step <= 0:
+            return "the manifest is of another model"
+        if told.step < self.newest.manifest.step:
+            return f"there is a newer checkpoint, of step {self.newest.manifest.step}"
+        told = _with_our_settings(told, dump_toml(self.config))
+        if self._arriving is None or told.step > self._arriving.manifest.step:
+            self.checkpoints.begin(told.step)
+            self._arriving = _Arriving(told, set(names))
+        if told != self._arriving.manifest:
+            return f"another peer has told another checkpoint of step {told.step}"
+        self._arriving.to_tell.discard(peer)
+        self._commit_if_whole()
+        return ""
+
+    def accept(self, peer: str, name: str) -> Accepted | None:  # noqa: ARG002  any peer's will do, if the hash is right
+        folder, _, file = name.partition("/")
+        arriving = self._arriving
+        manifest = arriving.manifest if arriving is not None else self.newest.manifest
+        if folder != step_folder(manifest.step) or file not in manifest.files:
+            return None
+        place = self.checkpoints.partial(manifest.step) if arriving is not None else self.newest.path
+        entry = manifest.files[file]
+        return Accepted(target=place / file, nbytes=entry.nbytes, sha256=entry.sha256)
+
+    def kept(self, peer: str, name: str) -> None:  # noqa: ARG002
+        if self._arriving is not None:
+            self._arriving.to_come.discard(name.partition("/")[2])
+            self._commit_if_whole()
+
+    def _commit_if_whole(self) -> None:
+        arriving = self._arriving
+        if arriving is None or arriving.to_tell or arriving.to_come:
+            return
+        self._arriving = None
+        self.newest = self.checkpoints.commit(arriving.manifest, arriving.manifest.files)
+        self.checkpoints.keep_latest(self.config.checkpoint.keep_latest_k)
+
+    def heard(self, event: AnyEvent) -> None:
+        if isinstance(event, Step):
+            self._step = event
+        if isinstance(event, Stopped) and event.reason != "signal":
+            self._stopped = event.reason
+        self.display.show(event)
+        self.log.write(event)
+
+    @property
+    def ended(self) -> str:
+        if self._stopped in ("", "finished"):
+            finished = self.newest.manifest.step >= self.config.training.steps
+            return f"finished: the model is in {self.config.job.dump_folder}" if finished else ""
+        return f"stopped: {self._stopped}"
+
+    @property
+    def progress(self) -> Mapping[str, float]:
+        if self._step is None:
+            return {}
+        step = self._step
+        return {
+            "step": float(step.step),
+            "steps": float(self.config.training.steps),
+            "loss": step.loss,
+            "tokens_per_second": step.tokens_per_second,
+        }
+
+
+class _Arriving:
+    """A checkpoint whose files are on their way."""
+
+    def __init__(self, manifest: Manifest, names: set[str]) -> None:
+        self.manifest = manifest
+        self.to_tell, self.to_come = set(names), set(manifest.files)
+
+
+def settings_for_peers(config: RunConfig, shares: Sequence[int] = (1,)) -> RunConfig:
+    """Without what is the hub's own: its folders."""
+    parallelism = replace(
+        config.parallelism, pipeline_parallel_degree=len(shares), pipeline_parallel_shares=tuple(shares)
+    )
+    return replace(config, job=JobSection(), data=DataSection(), parallelism=parallelism)
+
+
+def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
+    """Of ids on their way: two bytes, unless there are more tokens than two bytes can name."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+def step_folder(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def tokenizer_sha256(files: Mapping[str, Path]) -> str:
+    """Of a tokenizer's files, by name."""
+    return text_sha256("\n".join(f"{name} {file_sha256(path)}" for name, path in sorted(files.items())))
+
+
+def _with_our_settings(manifest: Manifest, run: str) -> Manifest:
+    """Folders, devices and versions differ between peers; whoever uses the checkpoint here needs those of the hub."""
+    return msgspec.structs.replace(manifest, run=run, versions=versions()).sealed()
+
+
+def _tokenizer_files(folder: Path | None) -> dict[str, Path]:
+    return {} if folder is None else {f"tokenizer/{path.name}": path for path in folder.iterdir() if path.is_file()}
+
+
+def _refuse_what_has_no_effect(config: RunConfig) -> None:
+    schedule = config.parallelism.pipeline_parallel_schedule
+    if schedule not in _ONE_STAGE_SCHEDULES:
+        raise UserError(
+            f"a hub gives every peer segments that follow each other, and {schedule} wants them from two places: "
+            f"set parallelism.pipeline_parallel_schedule to {' or '.join(_ONE_STAGE_SCHEDULES)}"
+        )
+    if config.link.is_shaped:
+        raise UserError("peers have real lines: leave [link] out, it would have no effect")
+    if config.boundary != BoundarySection() and config.boundary.store is not None:
+        raise UserError("boundary.store is a folder of one machine: leave it out")

@@ -1,0 +1,137 @@
+"""`thinpipe hub` starts the broker, prints invites and hosts the run until it has ended; `thinpipe up` joins it too."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from thinpipe.swarm.broker import Broker
+from thinpipe.swarm.hub import Hub, HubSettings
+from thinpipe.train.console import open_display
+from thinpipe.train.hosting import HostedRun
+from thinpipe.train.hub_config import HubConfig, UpConfig
+from thinpipe.train.stopping import SIGNALS
+
+_LEAVE_SECONDS = 20.0
+Begin = Callable[[Hub], Awaitable[None]]
+
+
+def run(config: HubConfig) -> int:
+    """Exit code 0 when the run has finished or was asked to stop."""
+    console = _console()
+
+    async def print_invites(hub: Hub) -> None:
+        console.print(f"hub of run {hub.settings.run} at {hub.settings.public_url}")
+        missing = config.hub.peers - len(hub.broker.peers) if config.hub.invites is None else config.hub.invites
+        for _ in range(missing):
+            console.print(f"\nsend this line to one person, as you would a password:\n{(await hub.invite()).line()}")
+        console.print(f"\nanother invite: thinpipe invite {config.job.dump_folder}")
+
+    return _host(config, console, print_invites)
+
+
+def up(config: UpConfig) -> int:
+    """The peers are processes of their own, which write into the run's folder."""
+    console, processes = _console(), list[subprocess.Popen[bytes]]()
+    hub_config, folder = config.as_hub(), config.job.dump_folder / "peers"
+    with _ending(processes):
+
+        async def start_peers(hub: Hub) -> None:
+            for index in range(config.peers):
+                home = folder / str(index)
+                invite = str(home) if (home / "identity.toml").exists() else (await hub.invite()).line()
+                processes.append(_join(invite, home, threads=max(1, (os.cpu_count() or 1) // config.peers)))
+            console.print(
+                f"{config.peers} peers, which write into {folder}/*/output.log; thinpipe status "
+                f"{config.job.dump_folder} shows them"
+            )
+
+        return _host(hub_config, console, start_peers)
+
+
+def _host(config: HubConfig, console: Console, begin: Begin) -> int:
+    section, folder = config.hub, config.job.dump_folder
+    with (
+        Broker(folder / "hub", host=section.host, port=section.port, executable=section.server) as broker,
+        open_display(log_freq=config.metrics.log_freq, total_steps=config.training.steps) as display,
+    ):
+        settings = HubSettings(
+            run=folder.name,
+            public_url=f"tls://{_in_url(section.address or own_address())}:{broker.port}",
+            peers=section.peers,
+            hub_bps=section.bps,
+            patience_seconds=section.patience_seconds,
+            lost_after_seconds=section.lost_after_seconds,
+        )
+        hub = Hub(broker, HostedRun(config.as_run(), display, everyone=section.everyone), settings, console.print)
+        reason = asyncio.run(_run(hub, begin))
+    console.print(reason)
+    return 0 if reason.startswith(("finished", "stopped by")) else 1
+
+
+async def _run(hub: Hub, begin: Begin) -> str:
+    loop, stopping = asyncio.get_running_loop(), list[asyncio.Task[None]]()
+
+    def asked() -> None:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)  # a second one ends the program
+        stopping.append(loop.create_task(hub.stop()))
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, asked)
+    return await hub.run(begin)
+
+
+def own_address() -> str:
+    """Of the line by which this machine reaches the world; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            address: str = probe.getsockname()[0]
+        except OSError:
+            address = "127.0.0.1"
+    return address
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _join(invite: str, folder: Path, *, threads: int) -> "subprocess.Popen[bytes]":
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "thinpipe", "join", invite]
+    if not invite.startswith(str(folder)):
+        command += ["--folder", str(folder)]
+    with (folder / "output.log").open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env={"OMP_NUM_THREADS": str(threads), **os.environ},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl+C reaches this process alone, whose hub passes it on
+        )
+
+
+@contextlib.contextmanager
+def _ending(processes: "list[subprocess.Popen[bytes]]") -> Iterator[None]:
+    """Peers leave by themselves when the run has ended."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            try:
+                process.wait(_LEAVE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+
+
+def _console() -> Console:
+    return Console(soft_wrap=True, highlight=False, markup=False)

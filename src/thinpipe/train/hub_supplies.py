@@ -1,0 +1,165 @@
+"""What a run has from its hub: token batches, the layers to begin with, orders to stop; and what it gives back:
+events, and every checkpoint that it saves."""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from thinpipe.checkpoint import Checkpoint, Manifest
+from thinpipe.core.digest import text_sha256
+from thinpipe.core.errors import UserError
+from thinpipe.core.events import AnyEvent, Saved
+from thinpipe.data import Cursor
+from thinpipe.swarm.file_transfer import fetch, push, stat
+from thinpipe.swarm.messages import Ready, SavedRequest, TokensRequest, Verdict, Work
+from thinpipe.train.config import RunConfig
+from thinpipe.train.engine import Ids
+from thinpipe.train.hosting import step_folder, token_dtype, tokenizer_sha256
+from thinpipe.train.supplies import Supplies
+from thinpipe.train.tokens import DataFacts
+from thinpipe.transport.nats.post import Post
+
+_SECONDS = 60.0
+_BATCHES_AHEAD = 2
+
+Tell = Callable[[str], None]
+
+
+class HubTokens:
+    """Asks for some batches ahead, so that the hub's distance costs nothing."""
+
+    def __init__(self, post: Post, facts: DataFacts, config: RunConfig) -> None:
+        self._post, self.facts = post, facts
+        self._batch, self._seq_len = config.training.global_batch_size, config.training.seq_len
+        self._dtype = token_dtype(facts.vocab_size)
+        self._coming: dict[tuple[str, int], Future[bytes]] = {}
+
+    def batch(self, cursor: Cursor) -> Ids:
+        ahead = [cursor.samples_seen + number * self._batch for number in range(_BATCHES_AHEAD + 1)]
+        return self._take("train", ahead)
+
+    @property
+    def validation(self) -> Iterator[Ids]:
+        count = self.facts.validation_batches
+        for index in range(count):
+            yield self._take("validation", range(index, min(count, index + _BATCHES_AHEAD + 1)))
+
+    def keep_tokenizer(self, folder: Path) -> None:
+        """It has come with the layers."""
+
+    def _take(self, split: str, indices: Collection[int]) -> Ids:
+        """The first of these; the others are asked for."""
+        for index in indices:
+            if (split, index) not in self._coming:
+                request = TokensRequest(split=split, index=index)  # type: ignore[arg-type]
+                data = msgspec.msgpack.encode(request)
+                self._coming[split, index] = self._post.ask("tokens", data, seconds=_SECONDS, bulk=True)
+        wanted = next(iter(indices))
+        data = self._coming.pop((split, wanted)).result(timeout=_SECONDS + 5)
+        for key in [key for key in self._coming if key[0] == split and key[1] not in indices]:
+            self._coming.pop(key).cancel()
+        ids = np.frombuffer(data, self._dtype)
+        if ids.size != self._batch * (self._seq_len + 1):
+            raise ConnectionError(f"the hub sent {ids.size} ids for a batch of {self._batch} x {self._seq_len + 1}")
+        return ids.reshape(self._batch, self._seq_len + 1).astype(np.int64)
+
+
+class HubSupplies(Supplies):
+    """For one epoch. `close` waits until the hub has what was saved."""
+
+    def __init__(self, post: Post, work: Work, config: RunConfig, tell: Tell) -> None:
+        self._post, self._work, self._config, self._tell = post, work, config, tell
+        self._folder = config.job.dump_folder
+        self._manifest = msgspec.json.decode(work.manifest, type=Manifest)
+        self._leads = work.names[0] == post.address.name
+        self.tokens = HubTokens(post, msgspec.json.decode(work.facts, type=DataFacts), config)
+        self._stop = threading.Event()
+        self._cancel = post.listen("stop", lambda _data: self._stop.set())
+        self._keeper = Keeper(post, work.epoch, tell)
+        self._mine: list[str] = []
+
+    def fetch(self, layers: Collection[str], if_saved: Collection[str]) -> None:
+        step = step_folder(self._manifest.step)
+        target = self._folder / "checkpoints" / step
+        files = [f"{layer}.safetensors" for layer in dict.fromkeys((*layers, *if_saved))]
+        self._mine = files
+        wanted = {name: self._manifest.files[name] for name in files if name in self._manifest.files}
+        for number, (name, entry) in enumerate(wanted.items(), 1):
+            self._tell(f"fetching {name}, {number} of {len(wanted)}, {entry.nbytes / 1e6:.1f} MB")
+            fetch(self._post, f"{step}/{name}", target / name, nbytes=entry.nbytes, sha256=entry.sha256)
+        for name in self._work.tokenizer:
+            found = stat(self._post, name)
+            fetch(self._post, name, self._folder / name, nbytes=found.nbytes, sha256=found.sha256)
+
+    def ready(self, hashes: Mapping[str, str]) -> None:
+        ours = {
+            "settings": text_sha256(self._work.settings),
+            "tokenizer": tokenizer_sha256({name: self._folder / name for name in self._work.tokenizer}),
+        }
+        request = msgspec.msgpack.encode(Ready(epoch=self._work.epoch, hashes=ours | dict(hashes)))
+        answer = msgspec.msgpack.decode(self._post.request("ready", request, seconds=_SECONDS), type=Verdict)
+        if answer.refusal:
+            raise UserError(f"the hub refused: {answer.refusal}")
+
+    def heard(self, event: AnyEvent) -> None:
+        if self._leads:
+            self._post.tell("event", msgspec.json.encode(event))
+        if isinstance(event, Saved):
+            self._keeper.keep(Path(event.path), self._mine)
+
+    def asked_to_stop(self) -> bool:
+        return self._stop.is_set()
+
+    def close(self) -> None:
+        self._cancel()
+        self._keeper.close()
+
+
+class Keeper:
+    """Sends what was saved to the hub while training goes on; of two checkpoints that wait, the newer."""
+
+    def __init__(self, post: Post, epoch: int, tell: Tell) -> None:
+        self._post, self._epoch, self._tell = post, epoch, tell
+        self._changed = threading.Condition()
+        self._waiting: tuple[Path, list[str]] | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="thinpipe-keeper", daemon=True)
+        self._thread.start()
+
+    def keep(self, path: Path, files: list[str]) -> None:
+        with self._changed:
+            self._waiting = path, files
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._closing)
+                if self._waiting is None:
+                    return
+                (path, files), self._waiting = self._waiting, None
+            try:
+                self._send(path, files)
+            except (OSError, UserError) as error:  # a lost hub ends the epoch by itself; a newer one may have come
+                self._tell(f"could not send {path.name} to the hub: {error}")
+
+    def _send(self, path: Path, files: list[str]) -> None:
+        manifest = Checkpoint.open(path, layers=()).manifest
+        request = SavedRequest(epoch=self._epoch, manifest=msgspec.json.encode(manifest))
+        data = self._post.request("saved", msgspec.msgpack.encode(request), seconds=_SECONDS)
+        answer = msgspec.msgpack.decode(data, type=Verdict)
+        if answer.refusal:
+            raise UserError(answer.refusal)
+        for name in files:
+            if name in manifest.files:
+                push(self._post, path / name, f"{path.name}/{name}")

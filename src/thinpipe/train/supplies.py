@@ -1,0 +1,26 @@
+"""What a run has from elsewhere than its own folder. Alone it has nothing; whoever joins a run has it from the hub."""
+
+from collections.abc import Collection, Mapping
+
+from thinpipe.core.events import AnyEvent
+from thinpipe.train.tokens import TokenSource
+
+
+class Supplies:
+    """All from this machine. In a run that was joined, another one overrides what it has."""
+
+    tokens: TokenSource | None = None
+    """None: the folder that the settings name."""
+
+    def fetch(self, layers: Collection[str], if_saved: Collection[str]) -> None:
+        """Puts these layers of the checkpoint to go on from into the run's folder; some need not be in it."""
+
+    def ready(self, hashes: Mapping[str, str]) -> None:
+        """Raises UserError when what everybody must have alike is not so."""
+
+    def heard(self, event: AnyEvent) -> None:
+        """After the console and the log."""
+
+    def asked_to_stop(self) -> bool:
+        """By somebody else than who sits here."""
+        return False

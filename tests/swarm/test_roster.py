@@ -1,0 +1,144 @@
+"""Who shall do what next: the roster is pure, so time is a number and peers are names."""
+
+import pytest
+
+from thinpipe.core.errors import UserError
+from thinpipe.swarm.assign import Assignment
+from thinpipe.swarm.messages import Measure, NextRequest
+from thinpipe.swarm.reports import MachineReport, ProcessorReport
+from thinpipe.swarm.roster import MOST_SECONDS_TO_SAVE, Epoch, Roster
+
+PROCESSOR = ProcessorReport(device="cpu", threads=1, flops=1e9, memory_nbytes=1 << 30)
+REPORT = MachineReport(processor=PROCESSOR, up_bps=5.0, down_bps=5.0, latency_s=0.1, versions={})
+
+
+def assign_all(machines, up, down):
+    return Assignment(
+        places=tuple((machine.name, range(i, i + 1)) for i, machine in enumerate(machines)),
+        spares=(),
+        too_small=(),
+        loads=(),
+        tokens_per_second=1.0,
+        bottleneck=f"{up} {down}",
+    )
+
+
+def roster_of(wanted, assigner=assign_all, **settings):
+    return Roster(wanted=wanted, assigner=assigner, **{"hub_bps": (1e6, 1e6)} | settings)
+
+
+def ask(roster, name, now=0.0, *, life="a", report=REPORT, **fields):
+    over = roster.asked(name, NextRequest(life=life, report=report, **fields), now)
+    return over, roster.next_for(name, now)
+
+
+def test_the_first_epoch_waits_for_as_many_as_are_wanted():
+    roster = roster_of(2)
+    assert ask(roster, "a", now=1e6) == (None, None)
+    over, epoch = ask(roster, "b", now=1e6)
+    assert over is None
+    assert epoch.names == ["a", "b"]
+    assert roster.next_for("a", 1e6) is epoch
+    assert ask(roster, "c", now=1e6) == (None, None), "who comes later is a spare"
+    assert "spare" in roster.why_waiting("c")
+
+
+def test_machines_are_measured_one_after_the_other():
+    roster = roster_of(2)
+    assert ask(roster, "a", report=None)[1] == Measure(together=False)
+    assert ask(roster, "b", report=None)[1] is None
+    assert ask(roster, "a")[1] is None, "b is not measured yet"
+    assert roster.next_for("b", 0.0) == Measure(together=False)
+    assert isinstance(ask(roster, "b")[1], Epoch)
+
+
+def test_one_that_is_lost_while_it_measures_makes_room():
+    roster = roster_of(2)
+    ask(roster, "a", report=None)
+    ask(roster, "b", report=None)
+    assert roster.gone("a", "lost") is None
+    assert roster.next_for("b", 0.0) == Measure(together=False)
+
+
+def test_what_all_measure_at_once_is_the_hubs_line():
+    roster = roster_of(2, hub_bps=None)
+    assert ask(roster, "a")[1] is None
+    assert ask(roster, "b")[1] == Measure(together=True)
+    assert roster.next_for("a", 0.0) == Measure(together=True)
+    assert ask(roster, "a", together_bps=(1.0, 2.0))[1] is None
+    epoch = ask(roster, "b", together_bps=(10.0, 20.0))[1]
+    assert epoch.assignment.bottleneck == "22.0 11.0", "the hub sends what they receive"
+
+
+def test_an_epoch_is_over_when_one_of_its_peers_is_gone_asks_again_or_was_started_again():
+    for end in (
+        lambda roster: roster.gone("b", "b is lost"),
+        lambda roster: ask(roster, "b", took_part_in=1, why="a fault")[0],
+        lambda roster: ask(roster, "b", life="another")[0],
+    ):
+        roster = roster_of(2)
+        ask(roster, "a")
+        ask(roster, "b")
+        assert roster.current.number == 1
+        assert end(roster)
+        assert roster.current is None or roster.current.number == 2
+
+
+def test_the_next_epoch_begins_when_all_have_come_out_of_the_last():
+    roster = roster_of(2)
+    ask(roster, "a")
+    ask(roster, "b")
+    over, found = ask(roster, "b", took_part_in=1)
+    assert over
+    assert found is None, "a may be sending what it has saved"
+    over, epoch = ask(roster, "a", took_part_in=1)
+    assert over is None
+    assert (epoch.number, epoch.names) == (2, ["a", "b"])
+    assert epoch.lives == {"a": 1, "b": 1}
+
+
+def test_one_that_never_comes_out_is_not_waited_for_without_end():
+    roster = roster_of(2)
+    ask(roster, "a")
+    ask(roster, "b")
+    assert ask(roster, "b", now=10.0, took_part_in=1)[1] is None
+    assert isinstance(roster.next_for("b", 10.0 + MOST_SECONDS_TO_SAVE), Epoch)
+
+
+def test_another_life_has_another_number():
+    roster = roster_of(2)
+    ask(roster, "a")
+    ask(roster, "b")
+    ask(roster, "b", life="z")
+    epoch = ask(roster, "a", took_part_in=1)[1]
+    assert epoch.lives == {"a": 1, "b": 2}
+
+
+def test_later_epochs_wait_for_the_lost_for_a_while_and_then_go_on_without():
+    roster = roster_of(2, patience_seconds=60)
+    ask(roster, "a")
+    ask(roster, "b")
+    roster.gone("b", "lost")
+    assert ask(roster, "a", now=100.0, took_part_in=1)[1] is None
+    assert "1 of 2" in roster.why_waiting("a")
+    assert roster.next_for("a", 159.0) is None
+    assert roster.next_for("a", 160.0).names == ["a"]
+
+
+def test_what_is_missing_is_said():
+    def too_small(_machines, _up, _down):
+        raise UserError("12 GB are missing")
+
+    roster = roster_of(1, too_small)
+    assert ask(roster, "a") == (None, None)
+    assert roster.why_waiting("a") == "12 GB are missing"
+
+
+def test_epochs_only_grow_over_restarts_of_the_hub():
+    roster = roster_of(1, last_epoch=7)
+    assert ask(roster, "a")[1].number == 8
+
+
+@pytest.mark.parametrize("name", ["a", "stranger"])
+def test_those_who_are_not_there_have_nothing_to_do(name):
+    assert roster_of(1).next_for(name, 0.0) is None

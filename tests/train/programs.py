@@ -1,0 +1,60 @@
+"""Commands of thinpipe in processes of their own, and what they print."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+class Program:
+    """A command of thinpipe, here or at a place of `tests.swarm.homes`, and what it prints."""
+
+    def __init__(self, folder, name, *arguments, place=None):
+        folder.mkdir(parents=True, exist_ok=True)
+        prefix = [] if place is None else ["ip", "netns", "exec", place.namespace]
+        self.output = folder / f"{name}.out"
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "thinpipe", *map(str, arguments)],
+                env=ENVIRONMENT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+
+    @property
+    def printed(self):
+        return self.output.read_text()
+
+    def until(self, pattern, seconds=90):
+        """The first match, once it is printed."""
+        deadline = time.monotonic() + seconds
+        while True:
+            ended = self.process.poll() is not None
+            if found := re.search(pattern, self.printed):
+                return found
+            assert not ended, f"ended with {self.process.returncode}: {self.printed[-3000:]}"
+            assert time.monotonic() < deadline, f"no {pattern!r} in: {self.printed[-3000:]}"
+            time.sleep(0.05)
+
+    def finish(self, seconds=120):
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running: {self.printed[-3000:]}")
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def invites_of(hub):
+    """The lines that a hub prints at its start."""
+    hub.until("another invite: ")
+    return re.findall(r"thinpipe1:\S+", hub.printed)

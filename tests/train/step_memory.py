@@ -1,0 +1,71 @@
+"""Peak memory of two training steps of whole models, in a process that does nothing else. Linux only.
+
+`python -m tests.train.step_memory '<JSON>'` prints bytes for every list of settings; `read_peaks` starts it. Like
+`thinpipe.bench.memory`, but with the engine of a run: every family, micro-batches, inner boundaries.
+"""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from thinpipe.bench.memory import RETURN_BLOCKS_AT_ONCE, peak_resident_nbytes
+from thinpipe.core.config import from_table
+from thinpipe.train.config import RunConfig
+from thinpipe.train.engine import Engine
+
+VOCABULARY = 8192
+
+
+def run_config(sections):
+    return from_table({"lr_scheduler": {"warmup_steps": 1}, **sections}, RunConfig, where="test")
+
+
+def read_peaks(cases):
+    """Of each, in bytes beside what the process had before."""
+    command = [sys.executable, "-m", "tests.train.step_memory", json.dumps(cases)]
+    environment = {**os.environ, **RETURN_BLOCKS_AT_ONCE}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def run_steps(config, vocabulary):
+    engine = Engine(config, config.model.resolve(vocabulary))
+    shape = (config.training.global_batch_size, config.training.seq_len + 1)
+    for index in range(2):  # the first allocates the optimiser's state
+        ids = np.random.default_rng(index).integers(vocabulary, size=shape)
+        assert engine.step(index, ids, 1e-4).culprit is None
+
+
+def load_libraries():
+    """On first use they take a hundred megabytes."""
+    for preset in ("llama-tiny", "gpt2-tiny"):
+        for subspace in ({}, {"width": 8, "free_last": False}):
+            for autocast in (False, True):
+                model = {"preset": preset, "n_layers": 1, "subspace": subspace}
+                training = {"global_batch_size": 1, "seq_len": 16}
+                run_steps(
+                    run_config({"model": model, "training": training, "execution": {"autocast_bf16": autocast}}), 64
+                )
+
+
+def main():
+    load_libraries()
+    peaks = []
+    for sections in json.loads(sys.argv[1]):
+        gc.collect()
+        before = psutil.Process().memory_info().rss
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the highest resident set so far
+        run_steps(run_config(sections), VOCABULARY)
+        peaks.append(peak_resident_nbytes() - before)
+    print(json.dumps(peaks))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""What segments are said to need, against real steps: their peak memory, and torch's own count of operations."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.train.step_memory import VOCABULARY, read_peaks, run_config
+from thinpipe.models import build, materialise
+from thinpipe.models.presets import PRESETS
+from thinpipe.pipeline.chain import token_losses
+from thinpipe.subspace import GrassmannTracker
+from thinpipe.train.config import ParallelismSection, RunConfig
+from thinpipe.train.costs import boundary_traffic, segment_needs, shared_nbytes
+
+FAMILIES = ("llama-tiny", "gpt2-tiny")
+
+
+def case(preset, *, dim=256, layers=4, batch=4, micro=2, seq=256, subspace=None, boundaries=(), **execution):
+    model = {"preset": preset, "dim": dim, "n_layers": layers, "n_heads": dim // 64, "max_seq_len": 1024}
+    model |= {"subspace": subspace or {}, "boundaries": list(boundaries)}
+    if preset.startswith("llama"):
+        model |= {"n_kv_heads": dim // 128, "hidden_dim": 8 * dim // 3 // 32 * 32}
+    return {
+        "model": model,
+        "training": {"global_batch_size": batch, "seq_len": seq, "device": "cpu"},
+        "parallelism": {"pipeline_parallel_microbatch_size": micro},
+        "execution": execution,
+    }
+
+
+SIZES = {
+    "activations": {"batch": 2, "micro": 1, "seq": 512},
+    "weights": {"dim": 640, "layers": 3, "batch": 2, "micro": 1, "seq": 128},
+    "one micro-batch": {"dim": 384, "batch": 2, "micro": 2, "seq": 256},
+}
+CONFINED = {"width": 32, "free_last": False}
+CASES = {
+    **{
+        (preset, "dense" if subspace is None else "subspace", size): case(preset, subspace=subspace, **fields)
+        for preset in FAMILIES
+        for subspace in (None, CONFINED)
+        for size, fields in SIZES.items()
+    },
+    ("llama-tiny", "bfloat16"): case("llama-tiny", dim=384, batch=2, micro=1, autocast_bf16=True),
+    ("gpt2-tiny", "checkpointed"): case("gpt2-tiny", layers=6, batch=2, micro=1, seq=512, checkpoint_activations=True),
+    ("llama-tiny", "cut"): case("llama-tiny", batch=2, micro=1, seq=512, subspace={"width": 32}, boundaries=(1, 3)),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the highest resident set can be reset on Linux only")
+def test_memory_is_that_of_a_real_step():
+    peaks = dict(zip(CASES, read_peaks(list(CASES.values())), strict=True))
+    wrong = {}
+    for name, sections in CASES.items():
+        config = run_config(sections)
+        model = config.model.resolve(VOCABULARY)
+        said = shared_nbytes(model, config) + sum(n.memory_nbytes for n in segment_needs(model, config, processes=1))
+        print(
+            f"{' '.join(name):32} said {said / 1e6:6.1f} MB, was {peaks[name] / 1e6:6.1f} MB: {said / peaks[name]:.3f}"
+        )
+        if not 0.88 < said / peaks[name] < 1.2:
+            wrong[name] = said / peaks[name]
+    assert not wrong
+
+
+@pytest.mark.parametrize("preset", FAMILIES)
+@pytest.mark.parametrize("subspace", [None, CONFINED, {"width": 64}], ids=["dense", "confined", "free_last"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_operations_are_those_that_torch_counts(preset, subspace, checkpointed):
+    sections = case(
+        preset, batch=2, micro=2, seq=256, subspace=subspace, boundaries=(1, 3), checkpoint_activations=checkpointed
+    )
+    config = run_config(sections)
+    model = materialise(build(config.model.resolve(512)), seed=0)
+    model.execute(config.execution)
+    if subspace is not None:
+        model.segments[-1].on_gradient = GrassmannTracker(model.space.basis).observe
+    ids_BW = torch.randint(512, (2, 257), generator=torch.Generator().manual_seed(0))
+    state = None
+    close = 0.1 if checkpointed else 0.02  # torch ends a second forward pass when it has all it needs
+    # The fused kernel of CPUs is not among those that torch counts.
+    with sdpa_kernel(SDPBackend.MATH):
+        for index, (need, segment) in enumerate(zip(segment_needs(model.config, config), model.segments, strict=True)):
+            with FlopCounterMode(display=False) as counter:
+                out = segment(ids_BW[:, :-1], state)
+                (out.sum() if segment.last is None else token_losses(out, ids_BW).mean()).backward()
+            assert need.flops_per_token == pytest.approx(counter.get_total_flops() / (2 * 256), rel=close), index
+            state = out.detach().requires_grad_()
+
+
+def test_micro_batches_under_way_cost_memory():
+    """1F1B: one more in every segment before; GPipe: all of them everywhere."""
+    config = run_config(case("llama-tiny", batch=8, micro=1, boundaries=(1, 2, 3)))
+    model = replace(config.model.resolve(512), n_layers=4)
+    alone = [need.memory_nbytes for need in segment_needs(model, config, processes=1)]
+    piped = [need.memory_nbytes for need in segment_needs(model, config)]
+    one = (piped[2] - alone[2]) / 1
+    assert [(p - a) / one for p, a in zip(piped, alone, strict=True)][1:] == [2, 1, 0]
+    two = [need.memory_nbytes for need in segment_needs(model, config, processes=2)]
+    assert [(t - a) / one for t, a in zip(two, alone, strict=True)][1:] == [1, 1, 0]
+    gpipe = replace(config, parallelism=replace(config.parallelism, pipeline_parallel_schedule="GPipe"))
+    assert (segment_needs(model, gpipe)[2].memory_nbytes - alone[2]) / one == 7
+    more = replace(config, parallelism=replace(config.parallelism, pipeline_parallel_extra_microbatches=1))
+    assert (segment_needs(model, more)[1].memory_nbytes - alone[1]) / one == 4
+
+
+def test_traffic_is_what_messages_are_long():
+    config = run_config(case("llama-tiny", subspace={"width": 32}, boundaries=(1,)))
+    traffic = boundary_traffic(config.model.resolve(VOCABULARY), config)
+    assert traffic.backward_nbytes == 32 * 4
+    assert 32 * 4 + 2 < traffic.forward_nbytes < 32 * 4 + 2.1  # ids of two bytes, one more per sequence than tokens
+    uncut = run_config(case("llama-tiny"))
+    assert boundary_traffic(uncut.model.resolve(VOCABULARY), uncut).bits == 0
+
+
+def test_a_large_model_takes_no_memory_to_plan():
+    model = replace(PRESETS["llama-8b"], boundaries=(8, 16, 24))
+    config = RunConfig(parallelism=ParallelismSection(pipeline_parallel_microbatch_size=1))
+    needs = segment_needs(model, config)
+    assert sum(need.flops_per_token for need in needs) == pytest.approx(6 * 7.5e9, rel=0.05)
+    assert 4 * 4 * 8e9 < sum(need.memory_nbytes for need in needs) < 4 * 4 * 8e9 * 1.2

@@ -1,0 +1,125 @@
+"""`thinpipe hub`, `join`, `up`, `status` and `kick` as people use them: real processes, a real server."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.train.programs import ENVIRONMENT, invites_of
+from tests.train.test_processes import files_of, steps_of
+from thinpipe.core.config import dump_toml
+from thinpipe.train.config import JobSection
+from thinpipe.train.loop import Trainer
+
+
+@pytest.fixture
+def run_config(run_config):
+    """Three segments, and micro-batches for three peers."""
+    return replace(run_config, parallelism=replace(run_config.parallelism, pipeline_parallel_microbatch_size=2))
+
+
+@pytest.fixture
+def hosted(run_config, tmp_path):
+    """The same run in another folder, and its file."""
+    config = replace(run_config, job=JobSection(dump_folder=tmp_path / "hosted"))
+    file = tmp_path / "run.toml"
+    file.write_text(dump_toml(config))
+    return config, file
+
+
+@pytest.mark.timeout(240)
+def test_up_trains_to_the_weights_of_one_process(run_config, hosted, programs):
+    Trainer(run_config).train()
+    config, file = hosted
+    up = programs("up", "up", file, "--peers", 3)
+    assert up.finish() == 0, up.printed
+    assert "finished" in up.printed
+    assert files_of(config, 12) == files_of(run_config, 12)
+    assert [step.loss for step in steps_of(config)] == [step.loss for step in steps_of(run_config)]
+
+
+@pytest.fixture
+def endless(hosted):
+    """More steps than anyone waits for."""
+    config, file = hosted
+    config = replace(config, training=replace(config.training, steps=100_000))
+    file.write_text(dump_toml(config))
+    return config, file
+
+
+def start_hub(programs, file, peers, *arguments):
+    return programs(
+        "hub", "hub", file, "--hub.peers", peers, "--hub.everyone", "--hub.address", "127.0.0.1", *arguments
+    )
+
+
+def run_to_end(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "thinpipe", *map(str, arguments)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_people_join_look_leave_and_come_back(endless, programs, tmp_path):
+    config, file = endless
+    folder = config.job.dump_folder
+    hub = start_hub(programs, file, 2)
+    invites = invites_of(hub)
+    anna = programs("anna", "join", invites[0], "--folder", tmp_path / "anna", "--name", "anna")
+    bert = programs("bert", "join", invites[1], "--folder", tmp_path / "bert", "--name", "bert")
+    hub.until(r"step: +10 ")
+
+    for place in (folder, tmp_path / "bert"):
+        code, printed = run_to_end("status", place)
+        assert code == 0, printed
+        assert re.search(r"epoch 1\n.*step \d+ of 100000, loss", printed, re.S), printed
+        assert "slowest part: " in printed
+    code, printed = run_to_end("status", folder, "--json")
+    peers = {peer["name"]: peer for peer in json.loads(printed)["peers"]}
+    assert sorted(peers) == ["anna", "bert"]
+    assert sum(peer["segments"] for peer in peers.values()) == 3
+    assert all(peer["report"]["up_bps"] > 1e6 for peer in peers.values())
+
+    code, printed = run_to_end("join", invites[0], "--folder", tmp_path / "thief")
+    assert code == 2, "an invite works once"
+    assert "does not know our key" in printed
+
+    bert.process.send_signal(signal.SIGINT)
+    assert bert.finish() == 0, bert.printed
+    anna.until("1 of 2 peers are there")
+    again = programs("bert again", "join", tmp_path / "bert")
+    again.until(r"resumed from .*step-000")
+    hub.until(r"epoch 2: ")
+    before = max(step.step for step in steps_of(config))
+    deadline = time.monotonic() + 60
+    while max(step.step for step in steps_of(config)) < before + 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    steps = [step.step for step in steps_of(config)]
+    assert steps == sorted(set(steps)), "who leaves saves first: no step is computed twice"
+
+    assert run_to_end("kick", folder, "anna") == (
+        0,
+        "anna is removed and cannot come back without a new invite\n",
+    )
+    assert anna.finish() == 2
+    assert "the hub's owner has removed you" in anna.printed
+    code, printed = run_to_end("join", tmp_path / "anna")
+    assert code == 2
+    assert "does not know our key" in printed
+    code, printed = run_to_end("kick", folder, "nobody")
+    assert (code, "there is no peer 'nobody'" in printed) == (2, True)
+
+    hub.process.send_signal(signal.SIGTERM)
+    assert hub.finish() == 0, hub.printed
+    assert again.finish() == 0, again.printed
