@@ -45,6 +45,8 @@ from thinpipe.swarm.roster import Epoch, Roster
 from thinpipe.swarm.services import Service, serve
 from thinpipe.swarm.status import PeerStatus, Status
 from thinpipe.swarm.store_service import StoreService
+from thinpipe.swarm.vote_service import SERVICE as VOTE
+from thinpipe.swarm.vote_service import VoteService
 from thinpipe.transport.nats.dial import connect
 from thinpipe.transport.nats.requests import SERVICE as STORE
 
@@ -85,6 +87,7 @@ class Hub:
         )
         self._hearts = Hearts(settings.lost_after_seconds)
         self._changed = asyncio.Condition()
+        self._votes = VoteService()
         self._stop_wanted, self._stopping = False, ""
         self._gone = asyncio.Event()
         self._admitting: dict[str, str] = {}
@@ -110,6 +113,7 @@ class Hub:
             "status": self._status,
             "admin": self._admin,
             STORE: StoreService(),
+            VOTE: self._votes,
             FILE: FileService(self.hosted.find),
             KEEP: KeepService(self.hosted.accept, self.hosted.kept),
             LINE: line_service,
@@ -243,6 +247,7 @@ class Hub:
         epoch = self.roster.current
         assert epoch is not None
         self._epochs.write(epoch.number)
+        await self._votes.begin(epoch.number, epoch.names)
         shares = ", ".join(f"{name}: {len(segments)}" for name, segments in epoch.assignment.places)
         self._tell(f"epoch {epoch.number}: segments {shares}; slowest part: {epoch.assignment.bottleneck}")
         await self._notify()
@@ -365,6 +370,7 @@ class Hub:
 
     async def _over(self, why: str) -> None:
         self._tell(f"epoch {self.roster.last_epoch} is over: {why}")
+        await self._votes.end()
         await self._client.publish("bcast.over", f"{self.roster.last_epoch} {why}".encode())
 
     async def _notify(self) -> None:

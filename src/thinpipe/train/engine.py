@@ -28,7 +28,7 @@ from thinpipe.pipeline.schedules import place
 from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, RowwiseAdamW, Subspace, rebase_squares
 from thinpipe.train.boundaries import boundary_method
 from thinpipe.train.config import RunConfig
-from thinpipe.transport.star import exchange_of
+from thinpipe.transport.star import Exchange, exchange_of
 
 Ids = npt.NDArray[np.int64]
 
@@ -52,8 +52,14 @@ class StepOutcome:
 class Engine:
     """With a process group, this process has the segments that the schedule gives to its rank."""
 
-    def __init__(self, config: RunConfig, model_config: ModelConfig, group: dist.ProcessGroup | None = None) -> None:
-        self.config, self.group, self.exchange = config, group, exchange_of(group)
+    def __init__(
+        self,
+        config: RunConfig,
+        model_config: ModelConfig,
+        group: dist.ProcessGroup | None = None,
+        exchange: Exchange | None = None,
+    ) -> None:
+        self.config, self.group, self.exchange = config, group, exchange or exchange_of(group)
         self.device = choose_device(config.training.device)
         dtype = getattr(torch, config.training.dtype)
         self.model = build(model_config)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import torch.distributed as dist
 
 from thinpipe.checkpoint import Checkpoint, Manifest
 from thinpipe.core.digest import text_sha256
@@ -19,9 +20,11 @@ from thinpipe.swarm.messages import Ready, SavedRequest, TokensRequest, Verdict,
 from thinpipe.train.config import RunConfig
 from thinpipe.train.engine import Ids
 from thinpipe.train.hosting import step_folder, token_dtype, tokenizer_sha256
+from thinpipe.train.hub_exchange import HubExchange
 from thinpipe.train.supplies import Supplies
 from thinpipe.train.tokens import DataFacts
 from thinpipe.transport.nats.post import Post
+from thinpipe.transport.star import Exchange, exchange_of
 
 _SECONDS = 60.0
 _BATCHES_AHEAD = 2
@@ -81,6 +84,12 @@ class HubSupplies(Supplies):
         self._cancel = post.listen("stop", lambda _data: self._stop.set())
         self._keeper = Keeper(post, work.epoch, tell)
         self._mine: list[str] = []
+
+    def exchange(self, group: dist.ProcessGroup | None) -> Exchange:
+        if group is None:
+            return exchange_of(None)
+        timeout = self._config.parallelism.timeout_seconds
+        return HubExchange(group, self._post, self._work.epoch, timeout_seconds=timeout)
 
     def fetch(self, layers: Collection[str], if_saved: Collection[str]) -> None:
         step = step_folder(self._manifest.step)

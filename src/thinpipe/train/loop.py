@@ -41,7 +41,6 @@ from thinpipe.train.saving import Saver, agree
 from thinpipe.train.schedule import lr_factor
 from thinpipe.train.stopping import StopRequest
 from thinpipe.train.supplies import Supplies
-from thinpipe.transport.star import exchange_of
 
 MOST_SKIPPED_IN_A_ROW = 3
 _LOCAL = ("job.", "data.", "metrics.")
@@ -54,7 +53,8 @@ class Trainer:
     def __init__(
         self, config: RunConfig, group: dist.ProcessGroup | None = None, supplies: Supplies | None = None
     ) -> None:
-        self.config, self.exchange, self.supplies = config, exchange_of(group), supplies or Supplies()
+        self.config, self.supplies = config, supplies or Supplies()
+        self.exchange = self.supplies.exchange(group)
         self._refuse_other_settings()
         self.feed = Feed(config, self.exchange, self.supplies.tokens)
         self.checkpoints = CheckpointFolder(config.job.dump_folder / "checkpoints")
@@ -62,7 +62,7 @@ class Trainer:
         if origin is None and config.model.initial is not None:
             origin = find_checkpoint(config.model.initial, layers=())
         self.model_config = self._model_config(origin)
-        self.engine = Engine(config, self.model_config, group)
+        self.engine = Engine(config, self.model_config, group, self.exchange)
         self.finished_steps, self.cursor, self.saved_step = 0, Cursor(), -1
         self.asked_here = False
         """A signal asked this process to stop."""

@@ -2,8 +2,11 @@
 
 from collections.abc import Collection, Mapping
 
+import torch.distributed as dist
+
 from thinpipe.core.events import AnyEvent
 from thinpipe.train.tokens import TokenSource
+from thinpipe.transport.star import Exchange, exchange_of
 
 
 class Supplies:
@@ -11,6 +14,10 @@ class Supplies:
 
     tokens: TokenSource | None = None
     """None: the folder that the settings name."""
+
+    def exchange(self, group: dist.ProcessGroup | None) -> Exchange:
+        """By which the processes of the run tell each other their norms, losses and votes."""
+        return exchange_of(group)
 
     def fetch(self, layers: Collection[str], if_saved: Collection[str]) -> None:
         """Puts these layers of the checkpoint to go on from into the run's folder; some need not be in it."""
