@@ -122,8 +122,8 @@ class PeerProgram:
                         self._leave(post)
                         return 0
                 case Done(text=text):
-                    self._say(f"the run has ended: {text}")
-                    self._leave(post)
+                    self._say(f"the run has ended; at the hub: {text}")
+                    self._tell_that_we_leave(post)
                     return 0
                 case Refused(text=text):
                     raise UserError(f"the hub refused: {text}")
@@ -161,7 +161,7 @@ class PeerProgram:
             latency_s=latency,
             versions=versions(),
         )
-        self._say(f"{self.report}")
+        self._say(self.report.in_words())
 
     def _work(self, post: Post, work: Work) -> bool:
         """One epoch. True when the person who sits here wants to leave."""
@@ -216,7 +216,10 @@ class PeerProgram:
         write_atomically(newest / "manifest.json", work.manifest)
 
     def _leave(self, post: Post) -> None:
-        self._say("leaving; `thinpipe join` with the same invite comes back")
+        self._say(f"leaving; `thinpipe join {self.folder}` comes back")
+        self._tell_that_we_leave(post)
+
+    def _tell_that_we_leave(self, post: Post) -> None:
         with suppress(ConnectionError, TimeoutError):  # then the hub will notice
             post.request("leave", b"", seconds=5)
 
