@@ -183,7 +183,7 @@ def test_no_request_of_a_newcomer_ends_the_hub(run_config):
     """An invite is a key too. Raised while it is answered, an error would end the hub's own connection."""
     with running_hub(run_config) as running, running.post("p1") as honest:
         hub = running.hub
-        invite = asyncio.run_coroutine_threadsafe(hub.invite(), running.loop).result(20)
+        invite = asyncio.run_coroutine_threadsafe(hub.gate.invite(), running.loop).result(20)
         good = JoinRequest(public_key=KeyPair.new().public_key, code=hub.hosted.code)
         taken = JoinRequest(public_key=hub.broker.peers["p1"], code=hub.hosted.code)
         own = JoinRequest(public_key=KeyPair.from_seed(hub.broker.hub_seed).public_key, code=hub.hosted.code)

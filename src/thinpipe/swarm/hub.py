@@ -1,7 +1,6 @@
 """The hub of a run: answers what peers ask, and is the only one to say who belongs and who computes what."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -10,19 +9,17 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from nats.aio.msg import Msg
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent
 from thinpipe.core.files import write_atomically
 from thinpipe.swarm.broker import Broker, BrokerError
-from thinpipe.swarm.broker_config import HUB, check_name
+from thinpipe.swarm.broker_config import HUB
 from thinpipe.swarm.file_requests import FILE, KEEP
 from thinpipe.swarm.file_service import FileService, KeepService
+from thinpipe.swarm.gate import Gate
 from thinpipe.swarm.hearts import LOST_AFTER_SECONDS, Hearts
 from thinpipe.swarm.hosted import Beginning, Hosted
-from thinpipe.swarm.invite import Invite
-from thinpipe.swarm.keys import KeyPair, is_public_key
 from thinpipe.swarm.line_test import SERVICE as LINE
 from thinpipe.swarm.line_test import line_service
 from thinpipe.swarm.messages import (
@@ -30,8 +27,6 @@ from thinpipe.swarm.messages import (
     AdminRequest,
     Answer,
     Done,
-    JoinAnswer,
-    JoinRequest,
     Measure,
     NextRequest,
     Ready,
@@ -91,8 +86,7 @@ class Hub:
         self._changed = asyncio.Condition()
         self._stop_wanted, self._stopping = False, ""
         self._gone = asyncio.Event()
-        self._admitting: dict[str, str] = {}
-        """Names by invite, until the server knows them."""
+        self.gate = Gate(broker, run=settings.run, public_url=settings.public_url, code=hosted.code, tell=self._tell)
         self._beginning: Beginning
         """Of the current epoch."""
         self._store = StoreService()
@@ -123,8 +117,7 @@ class Hub:
         }
         for name, service in services.items():
             await serve(self._client, name, service)
-        await self._client.subscribe("join.*", cb=self._join)
-        await self._client.flush(timeout=10)
+        await self.gate.open(self._client)
         try:
             await begin(self)
             return await self._watch()
@@ -160,65 +153,7 @@ class Hub:
         """Asks the peers to save and to stop. No epoch begins any more."""
         self._stop_wanted = True
 
-    async def invite(self) -> Invite:
-        """A new one, for one newcomer."""
-        pair, identity = KeyPair.new(), f"i{secrets.token_hex(6)}"
-        await asyncio.to_thread(self.broker.add_invite, identity, pair.public_key)
-        return Invite(
-            url=self.settings.public_url,
-            run=self.settings.run,
-            fingerprint=self.broker.fingerprint,
-            id=identity,
-            seed=pair.seed,
-        )
-
     # What peers ask. `peer` is who asks: the server lets nobody ask as another.
-
-    async def _join(self, message: Msg) -> None:
-        """Answers first: the invite's connection is cut as soon as the server knows that the invite is used up."""
-        invite = message.subject.split(".")[1]
-        request = _decode(message.data, JoinRequest)
-        if request is None or not message.reply.startswith(f"_INBOX.{invite}."):
-            return
-        if invite not in self.broker.invites or invite in self._admitting:
-            return
-        name = request.name or self._free_name()
-        answer = JoinAnswer(name=name, refusal=self._why_not(request, name))
-        if not answer.refusal:
-            self._admitting[invite] = name
-        await self._client.publish(message.reply, _encode(answer))
-        if answer.refusal:
-            return
-        await self._client.flush(timeout=10)
-        try:
-            await asyncio.to_thread(self.broker.admit, invite, name, request.public_key)
-        except (UserError, BrokerError) as error:  # raised from here, it would end the hub's connection
-            self._tell(f"{name} could not join: {error}")
-        else:
-            self._tell(f"{name} has joined")
-        finally:
-            del self._admitting[invite]
-
-    def _other_code(self, code: str) -> str:
-        if code == self.hosted.code:
-            return ""
-        return f"code is {say(code)!r} there and {self.hosted.code!r} at the hub: install the same"
-
-    def _why_not(self, request: JoinRequest, name: str) -> str:
-        if other := self._other_code(request.code):
-            return other
-        if not is_public_key(request.public_key) or self.broker.knows(request.public_key):
-            return "this key cannot be used: make a new one"
-        try:
-            check_name(name)
-        except UserError as error:
-            return str(error)
-        taken = (*self.broker.peers, *self.broker.invites, *self._admitting.values())
-        return f"there is a peer {name} already: choose another --name" if name in taken else ""
-
-    def _free_name(self) -> str:
-        taken = {*self.broker.peers, *self._admitting.values()}
-        return next(name for number in range(1 << 30) if (name := f"p{number}") not in taken)
 
     async def _beat(self, peer: str, _data: bytes) -> None:
         if peer in self.broker.peers:
@@ -228,7 +163,7 @@ class Hub:
         request = _decode(data, NextRequest)
         if request is None or peer not in self.broker.peers:
             return None
-        if other := self._other_code(request.code):
+        if other := self.gate.other_code(request.code):
             return _encode(Refused(text=other))
         if peer not in self.roster.present:
             self._tell(f"{peer} is there")
@@ -335,7 +270,7 @@ class Hub:
 
     async def _carry_out(self, request: AdminRequest) -> str:
         if request.what == "invite":
-            return (await self.invite()).line()
+            return (await self.gate.invite()).line()
         if request.what == "kick":
             await self.kick(request.name)
             return f"{request.name} is removed and cannot come back without a new invite"

@@ -26,6 +26,8 @@ class JoinRequest(Message, frozen=True, kw_only=True):
     """That the newcomer would like to have; empty: the hub gives one."""
     code: _Short
     """Which thinpipe it runs: compared before the invite is used up."""
+    heard: bool = False
+    """The newcomer knows the name that it was told, which is here, and comes in now."""
 
 
 class JoinAnswer(Message, frozen=True, kw_only=True):

@@ -30,7 +30,9 @@ def run(config: HubConfig) -> int:
         console.print(f"hub of run {hub.settings.run} at {hub.settings.public_url}")
         missing = config.hub.peers - len(hub.broker.peers) if config.hub.invites is None else config.hub.invites
         for _ in range(missing):
-            console.print(f"\nsend this line to one person, as you would a password:\n{(await hub.invite()).line()}")
+            console.print(
+                f"\nsend this line to one person, as you would a password:\n{(await hub.gate.invite()).line()}"
+            )
         console.print(f"\nanother invite: thinpipe invite {config.job.dump_folder}")
 
     return _host(config, console, print_invites)
@@ -45,7 +47,7 @@ def up(config: UpConfig) -> int:
         async def start_peers(hub: Hub) -> None:
             for index in range(config.peers):
                 home = folder / str(index)
-                invite = str(home) if (home / "identity.toml").exists() else (await hub.invite()).line()
+                invite = str(home) if (home / "identity.toml").exists() else (await hub.gate.invite()).line()
                 processes.append(_join(invite, home, threads=max(1, (os.cpu_count() or 1) // config.peers)))
             console.print(
                 f"{config.peers} peers, which write into {folder}/*/output.log; thinpipe status "

@@ -32,6 +32,10 @@ class UnreachableError(UserError):
     """Nobody answers, or not in time: it may be worth another try."""
 
 
+class UnknownKeyError(UserError):
+    """The server does not let our key in: it was removed, or is not known yet."""
+
+
 class _WrongCertificateError(ssl.SSLCertVerificationError):
     """Raised within the handshake, so that nothing of ours has been sent."""
 
@@ -184,7 +188,9 @@ def _in_plain_words(url: str, error: Exception) -> UserError:
             "Ask for a new invite if the hub was set up anew; otherwise somebody is in between"
         )
     if "authorization violation" in text.lower():
-        return UserError(f"the hub at {url} does not know our key: it was used up or removed. Ask for a new invite")
+        return UnknownKeyError(
+            f"the hub at {url} does not know our key: it was used up or removed. Ask for a new invite"
+        )
     if isinstance(error, ssl.SSLError):
         return UserError(f"what answers at {url} is not a hub ({text}): check the address and the port")
     return UnreachableError(
