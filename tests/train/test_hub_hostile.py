@@ -3,12 +3,15 @@
 import asyncio
 import math
 import random
+from contextlib import closing
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from tests.swarm.brokers import dialled
 from tests.train.hubs import ask_as, ask_next, begin_epoch, next_request, report, running_hub
+from thinpipe.core.errors import UserError
 from thinpipe.core.events import Saved, Skipped
 from thinpipe.swarm.file_requests import Begin, Chunk, FileAnswer, KeepAnswer, Read, Stat
 from thinpipe.swarm.keys import KeyPair
@@ -26,6 +29,8 @@ from thinpipe.swarm.messages import (
     Wait,
 )
 from thinpipe.swarm.status import Status
+from thinpipe.train.config import JobSection
+from thinpipe.train.hub_supplies import HubSupplies
 from thinpipe.transport.nats.requests import Answered, Asked
 
 pytestmark = pytest.mark.timeout(200)
@@ -227,8 +232,7 @@ def test_all_hear_that_the_run_stops_however_late_they_begin_to_listen(run_confi
     with running_hub(run_config) as running, running.post("p0") as first, running.post("p1") as second:
         begin_epoch(running, first, second)
         running.hub.stop()
-        heard = asyncio.run_coroutine_threadsafe(asyncio.sleep(0.5), running.loop)
-        heard.result(5)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.5), running.loop).result(5)
         came = []
         cancel = first.listen("stop", came.append)
         asyncio.run_coroutine_threadsafe(asyncio.sleep(1), running.loop).result(5)
@@ -252,3 +256,13 @@ def test_one_that_hears_of_the_same_epoch_twice_does_not_undo_what_arrives(run_c
         assert ask_next(second, running, report=report(flops=2e9)).epoch == 1
         answer = ask_as(first, "keep", Begin(name=f"step-00000004/{file}", nbytes=entry.nbytes), KeepAnswer)
         assert (answer.have, answer.reason) == (10, "")
+
+
+def test_a_hub_that_wants_to_write_beside_our_folder_is_refused(run_config, tmp_path):
+    with running_hub(run_config, ("p0",)) as running, running.post("p0") as post:
+        work = ask_next(post, running)
+        config = replace(run_config, job=JobSection(dump_folder=tmp_path / "peer"))
+        for name in ("tokenizer/../../profile", "/etc/profile", "run.toml"):
+            supplies = HubSupplies(post, msgspec.structs.replace(work, tokenizer=[name]), config, print)
+            with closing(supplies), pytest.raises(UserError, match="the hub wants to write to"):
+                supplies.fetch((), ())

@@ -103,11 +103,9 @@ class PeerProgram:
         while True:
             try:
                 return Post(self.identity.address)
-            except UnreachableError as error:
-                raise ConnectionError(str(error)) from None
-            except UserError:
+            except UserError as error:
                 if time.monotonic() - began > _JOINED_SECONDS:
-                    raise
+                    raise (ConnectionError(str(error)) if isinstance(error, UnreachableError) else error) from None
             time.sleep(0.2)
 
     def _serve(self, post: Post) -> int:
