@@ -170,9 +170,11 @@ class CheckpointFolder:
                 problems.append(str(error))
         return None, problems
 
-    def keep_latest(self, count: int) -> None:
-        """Removes all but the newest `count`; 0 keeps all."""
+    def keep_latest(self, count: int, *, besides: Collection[Path] = ()) -> None:
+        """Removes all but the newest `count`, and but those `besides`; 0 keeps all."""
         for path in self._paths()[count:] if count else []:
+            if path in besides:
+                continue
             # Without its manifest a folder is no checkpoint, so a kill in the middle leaves nothing half-valid.
             (path / _MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(path)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,9 +16,9 @@ from thinpipe.swarm.hub import Hub, HubSettings
 from thinpipe.train.console import open_display
 from thinpipe.train.hosting import HostedRun
 from thinpipe.train.hub_config import HubConfig, UpConfig
-from thinpipe.train.stopping import SIGNALS
+from thinpipe.train.stopping import StopRequest
 
-_LEAVE_SECONDS = 20.0
+_LEAVE_SECONDS, _LOOK_SECONDS = 20.0, 0.1
 Begin = Callable[[Hub], Awaitable[None]]
 
 
@@ -61,6 +60,7 @@ def _host(config: HubConfig, console: Console, begin: Begin) -> int:
     with (
         Broker(folder / "hub", host=section.host, port=section.port, executable=section.server) as broker,
         open_display(log_freq=config.metrics.log_freq, total_steps=config.training.steps) as display,
+        contextlib.closing(HostedRun(config.as_run(), display, everyone=section.everyone)) as hosted,
     ):
         settings = HubSettings(
             run=folder.name,
@@ -70,23 +70,26 @@ def _host(config: HubConfig, console: Console, begin: Begin) -> int:
             patience_seconds=section.patience_seconds,
             lost_after_seconds=section.lost_after_seconds,
         )
-        hub = Hub(broker, HostedRun(config.as_run(), display, everyone=section.everyone), settings, console.print)
+        hub = Hub(broker, hosted, settings, console.print)
         reason = asyncio.run(_run(hub, begin))
     console.print(reason)
     return 0 if reason.startswith(("finished", "stopped by")) else 1
 
 
 async def _run(hub: Hub, begin: Begin) -> str:
-    loop, stopping = asyncio.get_running_loop(), list[asyncio.Task[None]]()
+    """The first signal asks the peers to save and stop, a second one ends the program."""
+    with StopRequest() as request:  # asyncio's own signal handlers do not exist on Windows
+        watcher = asyncio.create_task(_pass_on(request, hub))
+        try:
+            return await hub.run(begin)
+        finally:
+            watcher.cancel()
 
-    def asked() -> None:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)  # a second one ends the program
-        stopping.append(loop.create_task(hub.stop()))
 
-    for number in SIGNALS:
-        loop.add_signal_handler(number, asked)
-    return await hub.run(begin)
+async def _pass_on(request: StopRequest, hub: Hub) -> None:
+    while not request.requested:
+        await asyncio.sleep(_LOOK_SECONDS)
+    hub.stop()
 
 
 def own_address() -> str:
@@ -129,7 +132,7 @@ def _ending(processes: "list[subprocess.Popen[bytes]]") -> Iterator[None]:
             try:
                 process.wait(_LEAVE_SECONDS)
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
+                process.kill()
                 process.wait()
 
 

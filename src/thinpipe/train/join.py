@@ -22,7 +22,7 @@ from thinpipe.core.files import write_atomically
 from thinpipe.swarm.identity import Identity, accept_invite, load_identity
 from thinpipe.swarm.invite import Invite
 from thinpipe.swarm.line_test import measure_latency, measure_rates
-from thinpipe.swarm.messages import Answer, Done, Measure, NextRequest, Wait, Work
+from thinpipe.swarm.messages import MOST_WORDS, Answer, Done, Measure, NextRequest, Refused, Wait, Work
 from thinpipe.swarm.reports import MachineReport
 from thinpipe.swarm.settings import JoinConfig
 from thinpipe.train.config import JobSection, RunConfig
@@ -30,6 +30,7 @@ from thinpipe.train.hosting import step_folder
 from thinpipe.train.hub_supplies import HubSupplies
 from thinpipe.train.loop import Trainer
 from thinpipe.train.machine import measure_machine
+from thinpipe.transport.nats.dial import UnreachableError
 from thinpipe.transport.nats.frame import Origin
 from thinpipe.transport.nats.opening import open_nats_group
 from thinpipe.transport.nats.post import Post
@@ -48,7 +49,7 @@ def run(config: JoinConfig) -> int:
     while True:
         try:
             return program.run()
-        except ConnectionError as error:
+        except (ConnectionError, TimeoutError) as error:
             alone = time.monotonic() - program.last_answer
             if alone > config.patience_seconds:
                 console.print(f"nothing was heard of the hub for {alone:.0f} s, so this is the end: {error}")
@@ -70,14 +71,14 @@ def _who_we_are(config: JoinConfig) -> tuple[Identity, Path]:
 
 
 class PeerProgram:
-    """One life of a peer. `run` may be called again after a ConnectionError."""
+    """One life of a peer. `run` may be called again after a ConnectionError or a TimeoutError."""
 
     def __init__(self, identity: Identity, folder: Path, config: JoinConfig, console: Console) -> None:
         self.identity, self.folder, self.config, self.console = identity, folder, config, console
         self.life, self.epoch, self.why = secrets.token_hex(8), 0, ""
         self.report: MachineReport | None = None
         self.together: tuple[float, float] | None = None
-        self.last_answer, self.was_answered = time.monotonic(), False
+        self.last_answer = time.monotonic()
         self._said = ""
 
     def run(self) -> int:
@@ -89,7 +90,7 @@ class PeerProgram:
         except KeyboardInterrupt:
             self._leave(post)
             return 0
-        except ConnectionError as error:
+        except (ConnectionError, TimeoutError) as error:
             if removed:
                 raise UserError(removed[0]) from error
             raise
@@ -104,7 +105,7 @@ class PeerProgram:
                 return Post(self.identity.address)
             except UserError as error:
                 if time.monotonic() - began > _JOINED_SECONDS:
-                    raise (ConnectionError(str(error)) if self.was_answered else error) from None
+                    raise (ConnectionError(str(error)) if isinstance(error, UnreachableError) else error) from None
             time.sleep(0.2)
 
     def _serve(self, post: Post) -> int:
@@ -122,17 +123,21 @@ class PeerProgram:
                     self._say(f"the run has ended: {text}")
                     self._leave(post)
                     return 0
+                case Refused(text=text):
+                    raise UserError(f"the hub refused: {text}")
 
     def _ask(self, post: Post) -> Answer:
         request = NextRequest(
-            life=self.life, report=self.report, took_part_in=self.epoch, why=self.why, together_bps=self.together
+            life=self.life,
+            code=code_version(),
+            report=self.report,
+            took_part_in=self.epoch,
+            why=self.why[:MOST_WORDS],
+            together_bps=self.together,
         )
-        try:
-            data = post.request("next", msgspec.msgpack.encode(request), seconds=_ASK_SECONDS)
-        except TimeoutError as error:
-            raise ConnectionError(str(error)) from error
+        data = post.request("next", msgspec.msgpack.encode(request), seconds=_ASK_SECONDS)
         self.why, self.together = "", None
-        self.last_answer, self.was_answered = time.monotonic(), True
+        self.last_answer = time.monotonic()
         answer: Answer = msgspec.msgpack.decode(data, type=Answer)
         return answer
 
@@ -180,7 +185,7 @@ class PeerProgram:
                 group = open_nats_group(post, work.names, origin, timeout=timeout, incarnations=work.lives)
             trainer = Trainer(config, group, supplies)
             trainer.train()
-        except (ConnectionError, dist.DistError) as error:
+        except (ConnectionError, TimeoutError, dist.DistError) as error:  # also a hub that is frozen
             self.why = str(error)
             self._say(f"epoch {work.epoch} is over: {error}")
         finally:

@@ -64,8 +64,7 @@ class Trainer:
         self.model_config = self._model_config(origin)
         self.engine = Engine(config, self.model_config, group)
         self.finished_steps, self.cursor, self.saved_step = 0, Cursor(), -1
-        self.asked_here = False
-        """A signal asked this process to stop."""
+        self._stop = StopRequest()
 
     _log: EventLog | None
     _display: Display
@@ -104,13 +103,23 @@ class Trainer:
             )
         return model
 
+    @property
+    def asked_here(self) -> bool:
+        """A signal asked this process to stop."""
+        return self._stop.requested
+
     def train(self) -> str:
         """Runs to the last step, or until it is asked or forced to stop; returns the reason."""
         config = self.config
         total = config.training.steps
-        self.saver = Saver(self.checkpoints, self.exchange, keep_latest=config.checkpoint.keep_latest_k)
+        self.saver = Saver(
+            self.checkpoints,
+            self.exchange,
+            keep_latest=config.checkpoint.keep_latest_k,
+            needed=self.supplies.needed,
+        )
         with (
-            StopRequest() as stop,
+            self._stop as stop,
             open_log(config.job.dump_folder / "events.jsonl" if self.exchange.rank == 0 else None) as log,
             open_display(log_freq=config.metrics.log_freq, total_steps=total) as display,
         ):
@@ -148,7 +157,6 @@ class Trainer:
             lr,
             asked_to_stop=lambda: stop.requested or self.supplies.asked_to_stop(),
         )
-        self.asked_here = stop.requested
         self.cursor = self.feed.following(self.cursor)
         self.finished_steps += 1
         if outcome.culprit is not None:

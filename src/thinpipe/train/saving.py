@@ -7,7 +7,7 @@ them is a whole checkpoint, whoever wrote them.
 import hashlib
 import os
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,8 +21,16 @@ from thinpipe.transport.star import Exchange
 
 
 class Saver:
-    def __init__(self, folder: CheckpointFolder, exchange: Exchange, *, keep_latest: int) -> None:
-        self.folder, self.exchange, self.keep_latest = folder, exchange, keep_latest
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        exchange: Exchange,
+        *,
+        keep_latest: int,
+        needed: Callable[[], Collection[Path]] = tuple,
+    ) -> None:
+        """`needed`: older checkpoints that somebody still reads."""
+        self.folder, self.exchange, self.keep_latest, self.needed = folder, exchange, keep_latest, needed
         self.leads = leads(folder.folder.parent, exchange)
 
     def save(self, manifest: Manifest, layers: Mapping[str, Mapping[str, Tensor]]) -> Checkpoint:
@@ -53,7 +61,7 @@ class Saver:
         self._go_on(step, problem)
         if self.leads:
             with suppress(OSError):  # what could not be removed now will be next time; this save is done
-                self.folder.keep_latest(self.keep_latest)
+                self.folder.keep_latest(self.keep_latest, besides=self.needed())
         return self.folder.committed(manifest, files)
 
     def _go_on(self, step: int, problem: str) -> None:

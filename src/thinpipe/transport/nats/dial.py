@@ -107,7 +107,7 @@ class _Faults:
         self.first = self.first or error
         if self.connected:
             try:
-                self._on_down(_as_connection_error(error))
+                self._on_down(as_connection_error(error))
             except Exception as problem:  # would end the client's reader, which nobody would notice
                 asyncio.get_running_loop().call_exception_handler({"message": "on_down failed", "exception": problem})
 
@@ -116,7 +116,7 @@ class _Faults:
         await self.error(ConnectionError("the connection to the hub is closed" + (f" ({reason})" if reason else "")))
 
 
-def _as_connection_error(error: Exception) -> ConnectionError:
+def as_connection_error(error: Exception) -> ConnectionError:
     if isinstance(error, ConnectionError):
         return error
     wrapped = ConnectionError(f"the connection to the hub failed: {error}")
