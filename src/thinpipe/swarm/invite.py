@@ -7,6 +7,7 @@ from typing import Self
 import msgspec
 
 from thinpipe.core.errors import UserError
+from thinpipe.swarm.broker_config import check_name
 from thinpipe.swarm.keys import KeyPair
 
 _PREFIX = "thinpipe1:"
@@ -35,6 +36,11 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
     seed: str
     """Of the key that works once."""
 
+    @staticmethod
+    def is_one(text: str) -> bool:
+        """Whether it begins like an invite."""
+        return text.strip().startswith(_PREFIX)
+
     @classmethod
     def read(cls, line: str) -> Self:
         """Says what is wrong with a line that was cut or mistyped."""
@@ -58,6 +64,7 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
                 seed=base64.b32encode(packed.seed).decode().rstrip("="),
             )
             KeyPair.from_seed(invite.seed)
+            check_name(invite.id)  # it becomes the name of a folder
         except (ValueError, msgspec.MsgspecError, UserError):
             raise UserError(
                 "this invite is damaged: some of it is missing or changed; copy the whole line from `thinpipe hub`"

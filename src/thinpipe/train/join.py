@@ -25,7 +25,7 @@ from thinpipe.swarm.line_test import measure_latency, measure_rates
 from thinpipe.swarm.messages import MOST_WORDS, Answer, Done, Measure, NextRequest, Refused, Wait, Work
 from thinpipe.swarm.reports import MachineReport
 from thinpipe.swarm.settings import JoinConfig
-from thinpipe.train.config import JobSection, RunConfig
+from thinpipe.train.config import DataSection, JobSection, RunConfig
 from thinpipe.train.hosting import step_folder
 from thinpipe.train.hub_supplies import HubSupplies
 from thinpipe.train.loop import Trainer
@@ -60,12 +60,13 @@ def run(config: JoinConfig) -> int:
 
 def _who_we_are(config: JoinConfig) -> tuple[Identity, Path]:
     given = Path(config.invite)
-    if len(config.invite) < 200 and given.is_dir():
+    if config.invite and not Invite.is_one(config.invite) and given.is_dir():
         identity = load_identity(given)
         if identity is None:
             raise UserError(f"{given} is not the folder of a run that you have joined: give the invite line")
-        return identity, given
+        return (replace(identity, url=config.address_in(identity.url)), given)
     invite = Invite.read(config.invite)
+    invite = msgspec.structs.replace(invite, url=config.address_in(invite.url))
     folder = config.folder or Path("joined") / invite.id
     return accept_invite(invite, folder, name=config.name, code=code_version()), folder
 
@@ -195,10 +196,15 @@ class PeerProgram:
         return trainer is not None and trainer.asked_here
 
     def _settings(self, text: str) -> RunConfig:
+        """The hub's, but for all that names a place on this machine."""
         config = from_table(tomllib.loads(text), RunConfig, where="the hub's settings")
+        model = config.model if config.model.initial is None else replace(config.model, initial=self.folder)
         return replace(
             config,
             job=JobSection(dump_folder=self.folder),
+            data=DataSection(),
+            model=model,
+            boundary=replace(config.boundary, store=None),
             training=replace(config.training, device=self.config.device),
         )
 

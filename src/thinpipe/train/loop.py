@@ -209,7 +209,7 @@ class Trainer:
             self._tell(SaveFailed(step=0, reason=f"passed over on loading: {problem}"))
         if checkpoint is not None:
             _refuse_other_model(self.model_config, model_config_of(checkpoint), str(checkpoint.path))
-            changed = self._changes_since(checkpoint)
+            changed = self._changes_since(checkpoint) if checkpoint.manifest.step else []
             if checkpoint.manifest.step == 0:  # made before any training: nothing remembers anything
                 self.engine.start_from(checkpoint)
             else:
@@ -228,7 +228,7 @@ class Trainer:
             config=settings,
             parameters=sum(p.numel() for p in self.engine.model.parameters()),
             versions=versions(),
-            resumed_from=str(checkpoint.path) if checkpoint else None,
+            resumed_from=str(checkpoint.path) if checkpoint and checkpoint.manifest.step else None,
             changed=changed,
         )
         self._tell(started)
