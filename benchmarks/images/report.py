@@ -49,7 +49,7 @@ def page(outcomes: Sequence[Outcome], results: Results, recipe: Recipe) -> Itera
         " Verdicts rest on the loss."
     )
     yield ""
-    yield "![wrong answers and loss over the strength of compression](images.png)"
+    yield "![test loss over the strength of compression](images.png)"
     yield ""
     yield "## Claims"
     yield ""
