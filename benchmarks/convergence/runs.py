@@ -165,12 +165,12 @@ class Questions:
             yield final("dense", "dense")
             yield final("row", "subspace 16x")
             yield replace(final("topk", "topk 8x"), boundary=TOPK[8])
-            yield replace(final("quantise", "quantise 4 bit"), boundary=quantise(4))
+            yield replace(final("quantise", "quantise 4 bit"), boundary=quantise(4), priority=8 + seed)
             for ratio in (8, 32):
-                yield replace(final("row", f"subspace {ratio}x"), width=WIDTH[ratio], priority=8 + seed)
+                yield replace(final("row", f"subspace {ratio}x"), width=WIDTH[ratio], priority=11 + seed)
             if seed == 0:
-                yield replace(final("dense", "dense"), lr=self.base["dense"].lr / 2, priority=8)
-                yield replace(final("row", "subspace 16x"), lr=self.base["row"].lr / 2, priority=8)
+                yield replace(final("dense", "dense"), lr=self.base["dense"].lr / 2, priority=14)
+                yield replace(final("row", "subspace 16x"), lr=self.base["row"].lr / 2, priority=14)
 
     def __iter__(self) -> Iterator[Study]:
         yield from self.noise()
