@@ -43,7 +43,6 @@ def draw_over_tokens(results: list[Result], dense: Dense, path: Path) -> None:
             axes.plot(tokens / 1e6, mean(shorter), "X", color=colour, markeredgecolor="black", markersize=9)
     axes.axhline(0, color="#444444", linewidth=1)
     axes.set(xlabel="tokens, millions", ylabel="validation loss above dense, %", title="Does the gap grow?")
-    axes.set_ylim(bottom=0)
     finish(axes)
     beside(axes)
     figure.supxlabel("Thin: seeds. Thick: their mean. Crosses: the ends of runs of half as many tokens.", fontsize=8)
@@ -70,7 +69,7 @@ def draw_boundaries(results: list[Result], dense: Dense, path: Path) -> None:
             if len(by_seed) > 1:
                 axes.vlines(at, min(by_seed.values()), max(by_seed.values()), color=colour, linewidth=5, alpha=0.25)
     axes.set(xlabel="boundaries", ylabel="validation loss above dense, %", xticks=[1, 3, 7], title="Do errors pile up?")
-    axes.set_ylim(bottom=0)
+    axes.axhline(0, color="#444444", linewidth=1)
     finish(axes)
     if axes.lines:
         beside(axes)
