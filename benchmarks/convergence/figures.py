@@ -29,7 +29,8 @@ def finish(axes: Any) -> None:
 
 def beside(axes: Any) -> None:
     """The legend where it hides nothing."""
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
 
 
 def draw_pareto(results: list[Result], dense: Dense, path: Path) -> None:

@@ -71,8 +71,7 @@ def draw_boundaries(results: list[Result], dense: Dense, path: Path) -> None:
     axes.set(xlabel="boundaries", ylabel="validation loss above dense, %", xticks=[1, 3, 7], title="Do errors pile up?")
     axes.axhline(0, color="#444444", linewidth=1)
     finish(axes)
-    if axes.lines:
-        beside(axes)
+    beside(axes)
     figure.supxlabel("Lines: seed 0. The wide bar is what three seeds of one of these runs span.", fontsize=8)
     figure.savefig(path, dpi=130)
     plt.close(figure)

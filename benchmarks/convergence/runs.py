@@ -156,7 +156,7 @@ class Questions:
             yield replace(confined, subspace=SubspaceConfig(free_last=False), cuts=cuts)
 
     def lower_rates(self) -> Iterator[Study]:
-        """Top-k's rate was found at 16 times with three boundaries; elsewhere, runs at it never left a first plateau."""
+        """Top-k's rate was found at 16x with three boundaries; elsewhere, runs at it never left a first plateau."""
         base = self.base["topk"].lr
         for cuts, name in (((4,), "topk 16x, 1 boundary"), ((1, 2, 3, 4, 5, 6, 7), "topk 16x, 7 boundaries")):
             for part in (2, 4):
