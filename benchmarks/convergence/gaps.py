@@ -10,6 +10,13 @@ from thinpipe.report.curve import pyplot
 
 WHOLE = "subspace 16x"
 """What the pieces are taken from."""
+FINALISTS = {
+    "topk 8x": ORANGE,
+    "subspace 32x": "#3182bd",
+    "subspace 16x": BLUE,
+    "subspace 8x": "#9ecae1",
+    "quantise 4 bit": PINK,
+}
 DEPTHS = {
     "subspace 16x": ("subspace 16x", BLUE, "o"),
     "subspace 16x, last segment confined": ("last segment confined", "#6baed6", "s"),
@@ -19,18 +26,20 @@ DEPTHS = {
 """A line over the number of boundaries: how names begin, the name of the run with three, its colour and marker."""
 
 
+def longest_of_finalists(results: list[Result]) -> dict[str, list[Result]]:
+    """Of each, all seeds of its longest runs."""
+    best = [result for result in best_of_learning_rates(results) if result.name in FINALISTS and not result.diverged]
+    longest = {name: max((result.tokens for result in best if result.name == name), default=0) for name in FINALISTS}
+    found = {name: [each for each in best if each.name == name and each.tokens == longest[name]] for name in FINALISTS}
+    return {name: same for name, same in found.items() if same}
+
+
 def draw_over_tokens(results: list[Result], dense: Dense, path: Path) -> None:
-    """Does the gap grow? The longest runs of each name, seeds thin, their mean thick; crosses: shorter whole runs."""
-    best = [result for result in best_of_learning_rates(results) if result.name != "dense" and not result.diverged]
-    longest = max((result.tokens for result in best), default=0)
-    long, short = defaultdict[str, list[Result]](list), defaultdict[str, list[Result]](list)
-    for result in best:
-        (long if result.tokens == longest else short)[result.name].append(result)
+    """Does the gap grow? The longest runs of each finalist, seeds thin, their mean thick; crosses: shorter runs."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(8.5, 4.5), layout="constrained")
-    ends = sorted(long.items(), key=lambda item: -mean(dense.gap(result).percent for result in item[1]))
-    for index, (name, same) in enumerate(ends):
-        colour = plt.get_cmap("tab20" if len(ends) > 10 else "tab10")(index)
+    for name, same in longest_of_finalists(results).items():
+        colour = FINALISTS[name]
         curves = [dict(dense.percent_over_tokens(result)) for result in same]
         for curve in curves:
             axes.plot([at / 1e6 for at in curve], list(curve.values()), color=colour, linewidth=0.7, alpha=0.6)
@@ -38,14 +47,17 @@ def draw_over_tokens(results: list[Result], dense: Dense, path: Path) -> None:
         middle = [mean(curve[at] for curve in curves) for at in places]
         label = f"{name} ({len(same)} seed{'s' if len(same) > 1 else ''})"
         axes.plot([at / 1e6 for at in places], middle, "o-", color=colour, linewidth=2, label=label)
-        for tokens in {result.tokens for result in short[name]}:
-            shorter = [dense.gap(result).percent for result in short[name] if result.tokens == tokens]
-            axes.plot(tokens / 1e6, mean(shorter), "X", color=colour, markeredgecolor="black", markersize=9)
+        shorter: dict[int, list[float]] = defaultdict(list)
+        for result in best_of_learning_rates(results):
+            if result.name == name and result.tokens < same[0].tokens and not result.diverged:
+                shorter[result.tokens].append(dense.gap(result).percent)
+        for tokens, gaps in shorter.items():
+            axes.plot(tokens / 1e6, mean(gaps), "X", color=colour, markeredgecolor="black", markersize=9)
     axes.axhline(0, color="#444444", linewidth=1)
     axes.set(xlabel="tokens, millions", ylabel="validation loss above dense, %", title="Does the gap grow?")
     finish(axes)
     beside(axes)
-    figure.supxlabel("Thin: seeds. Thick: their mean. Crosses: the ends of runs of half as many tokens.", fontsize=8)
+    figure.supxlabel("Thin: seeds. Thick: their mean. Crosses: the ends of shorter runs of the same.", fontsize=8)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.convergence.figures import draw_learning_rates, draw_pareto
-from benchmarks.convergence.gaps import draw_boundaries, draw_over_tokens, draw_pieces
+from benchmarks.convergence.gaps import draw_boundaries, draw_over_tokens, draw_pieces, longest_of_finalists
 from benchmarks.convergence.results import Dense, Gap, Result, best_of_learning_rates, read_results
 from benchmarks.convergence.runs import DENSE
 
@@ -99,27 +99,26 @@ def seeds_table(results: list[Result], dense: Dense, full: float) -> list[str]:
 
 
 def over_tokens_table(results: list[Result], dense: Dense) -> list[str]:
-    """The longest runs on their way: mean over seeds."""
-    longest = max(result.tokens for result in results)
-    by_name: dict[str, list[dict[int, Gap]]] = defaultdict(list)
-    for result in best_of_learning_rates(results):
-        if result.tokens == longest and result.name != "dense" and not result.diverged:
-            by_name[result.name].append(dense.gaps_over_tokens(result))
-    if not by_name:
+    """The longest runs of the finalists on their way: mean over seeds."""
+    curves = {
+        name: [dense.gaps_over_tokens(result) for result in same]
+        for name, same in longest_of_finalists(results).items()
+    }
+    if not curves:
         return []
-    places = sorted(set.intersection(*(set(curve) for curves in by_name.values() for curve in curves)))
+    places = sorted({at for same in curves.values() for curve in same for at in curve})
     lines = [
         "## Over tokens",
         "",
-        "The gap at each validation of the longest runs, mean over seeds: %, nats, bits/byte. All are on the same "
-        "schedule, so before the last column the rate is still high.",
+        "The gap at each validation of the longest runs, mean over seeds: %, nats, bits/byte. Dense is on the same "
+        "schedule, so before the last of a row the rate is still high.",
         "",
         "| run | seeds | " + " | ".join(f"{at / 1e6:.2f} M" for at in places) + " |",
         "|---|---:|" + "---:|" * len(places),
     ]
-    for name, curves in sorted(by_name.items()):
-        cells = (mean_gap([curve[at] for curve in curves]) for at in places)
-        lines.append(f"| {name} | {len(curves)} | " + " | ".join(cells) + " |")
+    for name, same in curves.items():
+        cells = (mean_gap([curve[at] for curve in same]) if all(at in curve for curve in same) else "" for at in places)
+        lines.append(f"| {name} | {len(same)} | " + " | ".join(cells) + " |")
     return [*lines, ""]
 
 
