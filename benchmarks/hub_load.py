@@ -157,29 +157,32 @@ def row(result: dict[str, Any]) -> str:
     used, said = result["per_step"], result["by_law"]
     return (
         f"| {result['run']['shape']['stages']} | {result['name']} | {used['in_msgs']:.1f} | {used['out_msgs']:.1f} | "
-        f"{said['messages']} | {used['in_bytes'] / 1e6:.3f} | {used['out_bytes'] / 1e6:.3f} | {said['bytes'] / 1e6:.3f} | "
+        f"{said['messages']} | {used['in_bytes'] / 1e6:.3f} | {used['out_bytes'] / 1e6:.3f} | "
+        f"{said['bytes'] / 1e6:.3f} | "
         f"{used['seconds'] * 1e3:.1f} | {result['memory_nbytes'] / 1e6:.0f} | {result['connections']} |"
     )
 
 
 def page(results: list[dict[str, Any]], config: dict[str, Any]) -> str:
     per_thousand, per_megabyte = processor_law(results)
+    columns = ("stages", "messages", "msgs in", "msgs out", "by law", "MB in", "MB out", "by law")
+    columns += ("server CPU ms", "server MB", "connections")
     lines = [
         "# Through the hub's server in one step",
         "",
         f"`{config['command']}`",
         "",
         ", ".join(f"{key} {value}" for key, value in config["versions"].items()) + ".",
-        f"d={DIM}, {MICROBATCHES} micro-batches of 1 x {SEQ_LEN} tokens; means of {config['steps']} steps, heartbeats taken",
-        "off. \"By law\": 2(S-1)(M+1) messages, and as many bytes as the boundary methods state, with a header of",
+        f"d={DIM}, {MICROBATCHES} micro-batches of 1 x {SEQ_LEN} tokens; means of {config['steps']} steps, without",
+        'heartbeats. "By law": 2(S-1)(M+1) messages, and as many bytes as the boundary methods state, with a header of',
         f"{HEADER_NBYTES} bytes on each message; the rest is what the step's exchange carries (norms and losses).",
         "",
-        "| stages | messages | msgs in | msgs out | by law | MB in | MB out | by law | server CPU ms | server MB | connections |",
+        f"| {' | '.join(columns)} |",
         "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         *map(row, results),
         "",
-        f"Processor time of the server, by least squares over these rows: {per_thousand * 1e3:.0f} ms per 1,000 messages and",
-        f"{per_megabyte * 1e3:.1f} ms per MB (a MB that comes in and goes out, TLS both times).",
+        f"Processor time of the server, by least squares over these rows: {per_thousand * 1e3:.0f} ms per 1,000",
+        f"messages and {per_megabyte * 1e3:.1f} ms per MB (a MB that comes in and goes out, TLS both times).",
     ]
     return "\n".join(lines) + "\n"
 

@@ -8,6 +8,7 @@ so that only the transport differs. gloo against a second set of gloo processes 
 """
 
 import json
+import statistics
 import sys
 import tempfile
 from argparse import ArgumentParser
@@ -53,9 +54,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     def run(shape: Shape, width: int | None, line: Line) -> Run:
-        return Run(
-            shape=shape, width=width, number_format="bf16" if width is None else "int8", extra=2, line=line
-        )
+        return Run(shape=shape, width=width, number_format="bf16" if width is None else "int8", extra=2, line=line)
 
     for name, shape in (("ordinary", SHAPE), ("little to compute", HARD_SHAPE)):
         for line in (Line(), HOME):
@@ -68,13 +67,7 @@ def speed_ratio(times: PairedRatio) -> tuple[float, float, float]:
     """(median, low, high) of second over first in tokens per second, from pairs of seconds."""
     ratios = [first / second for first, second in zip(times.first_seconds, times.second_seconds, strict=True)]
     low, high, _ = median_interval(ratios)
-    return sorted(ratios)[len(ratios) // 2] if len(ratios) % 2 else _middle(ratios), low, high
-
-
-def _middle(values: list[float]) -> float:
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return (ordered[half - 1] + ordered[half]) / 2
+    return statistics.median(ratios), low, high
 
 
 def measure(case: Case, crews: tuple[Crew, Crew], pairs: int) -> dict[str, Any]:
@@ -141,10 +134,10 @@ def page(results: list[dict[str, Any]], config: dict[str, Any]) -> str:
         "",
         ", ".join(f"{key} {value}" for key, value in config["versions"].items()) + ".",
         "",
-        "Ratios are of tokens per second, NATS over gloo, in alternating pairs of steps; the interval holds the median",
-        "with at least 95 %. The losses of both were equal bit for bit in every step. At 80 Mbps both go through the same",
-        "emulated line (80 Mbps up and down per process, 40 ms round trip); there NATS is inside the emulation, so the",
-        "second trip of its star is not in these figures: see the friends benchmark for real lines.",
+        "Ratios are of tokens per second, NATS over gloo, in alternating pairs of steps; the interval holds the",
+        "median with at least 95 %. Losses were equal bit for bit in every step. At 80 Mbps both go through the same",
+        "emulated line (80 Mbps up and down per process, 40 ms round trip); NATS is inside the emulation there, so",
+        "the second trip of its star is not in these figures: see the friends benchmark for real lines.",
         "",
         f"- ordinary: {SHAPE.text}",
         f"- little to compute: {HARD_SHAPE.text}",

@@ -58,9 +58,7 @@ def nats_crew(folder: Path, size: int) -> Iterator[tuple[Broker, Crew]]:
 def open_over_nats(link: LinkSection) -> dist.ProcessGroup:
     told = json.loads(os.environ[BROKER])
     names = list(told["seeds"])
-    group = NatsGroup(
-        _post(), names, Origin(run=b"measured", epoch=next(_epochs)), timeout=links_worker.TIMEOUT
-    )
+    group = NatsGroup(_post(), names, Origin(run=b"measured", epoch=next(_epochs)), timeout=links_worker.TIMEOUT)
     dist.barrier()  # everybody hears its mail
     ready = ShapedNatsGroup(group, link) if link.is_shaped else group
     if BACKEND not in dist.Backend.backend_list:
