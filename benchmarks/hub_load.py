@@ -165,8 +165,8 @@ def row(result: dict[str, Any]) -> str:
 
 def page(results: list[dict[str, Any]], config: dict[str, Any]) -> str:
     per_thousand, per_megabyte = processor_law(results)
-    columns = ("stages", "messages", "msgs in", "msgs out", "by law", "MB in", "MB out", "by law")
-    columns += ("server CPU ms", "server MB", "connections")
+    columns = ["stages", "messages", "msgs in", "msgs out", "by law", "MB in", "MB out", "by law"]
+    columns += ["server CPU ms", "server MB", "connections"]
     lines = [
         "# Through the hub's server in one step",
         "",
