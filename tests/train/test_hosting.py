@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from thinpipe.checkpoint import restore
+from thinpipe.checkpoint.folder import step_folder
 from thinpipe.core.digest import text_sha256
 from thinpipe.core.errors import UserError
 from thinpipe.models.model import make_space
@@ -16,7 +17,8 @@ from thinpipe.subspace.basis import Basis
 from thinpipe.swarm.messages import Verdict
 from thinpipe.train import hosting
 from thinpipe.train.console import Lines
-from thinpipe.train.hosting import HostedRun, step_folder, tokenizer_sha256
+from thinpipe.train.hosting import HostedRun
+from thinpipe.train.tokens import tokenizer_sha256
 
 NAMES = ["a", "b"]
 

@@ -1,10 +1,7 @@
 """What is refused, who has to wait, and what goes on after a kill: as people would see it, in real processes."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +10,8 @@ import pytest
 
 import thinpipe
 from tests.train.hubs import ask_as, begin_epoch, running_hub
-from tests.train.programs import ENVIRONMENT, invites_of
+from tests.train.programs import files_of, invites_of, run_to_end
 from tests.train.test_hosting import flipped_bit, hashes_at_a_peer
-from tests.train.test_processes import files_of
 from thinpipe.core.code import code_version
 from thinpipe.core.config import dump_toml
 from thinpipe.models.model import make_space
@@ -52,18 +48,6 @@ def with_a_comment_more(tmp_path):
     return copy.parent
 
 
-def run_to_end(*arguments, path=None):
-    environment = ENVIRONMENT if path is None else {**ENVIRONMENT, "PYTHONPATH": f"{path}{os.pathsep}{os.getcwd()}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "thinpipe", *map(str, arguments)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
 @pytest.mark.timeout(500)
 def test_other_code_a_second_hub_and_too_little_memory(run_config, programs, tmp_path):
     alone, hosted = hosted_elsewhere(run_config, tmp_path)
@@ -71,20 +55,22 @@ def test_other_code_a_second_hub_and_too_little_memory(run_config, programs, tmp
     hub = programs("hub", *hub_arguments(tmp_path, 1))
     (invite,) = invites_of(hub)
 
-    code, printed = run_to_end("join", invite, "--folder", tmp_path / "anna", path=with_a_comment_more(tmp_path))
+    code, printed = run_to_end(
+        "join", invite, "--folder", tmp_path / "anna", path=with_a_comment_more(tmp_path), seconds=120
+    )
     assert code == 2, printed
     there = re.search(r"the hub refused: code is '(.*)' there and '(.*)' at the hub: install the same", printed)
     assert there, printed
     assert there[2] == code_version() != there[1]
 
-    code, printed = run_to_end(*hub_arguments(tmp_path, 1))
+    code, printed = run_to_end(*hub_arguments(tmp_path, 1), seconds=120)
     assert (code, "is in use by another hub" in printed) == (2, True), printed
 
     model = alone.model.resolve(64)
     limit = sum(need.memory_nbytes for need in segment_needs(model, alone)) + shared_nbytes(model, alone) - 1
     anna = programs("anna", "join", invite, "--folder", tmp_path / "anna", "--name", "anna", "--memory", f"{limit}B")
     anna.until(r"the model needs .*, and 1 machine\(s\) have .*: another machine with .* would help", SLOW)
-    code, second = run_to_end("invite", hosted.job.dump_folder)
+    code, second = run_to_end("invite", hosted.job.dump_folder, seconds=120)
     assert code == 0, second
     bert = programs("bert", "join", second.strip(), "--folder", tmp_path / "bert", "--name", "bert")
     assert hub.finish(SLOW) == 0, hub.printed
@@ -92,7 +78,7 @@ def test_other_code_a_second_hub_and_too_little_memory(run_config, programs, tmp
     assert files_of(hosted, 12) == files_of(alone, 12)
 
     # the hub is gone now: who comes back tries for as long as it was told to
-    code, printed = run_to_end("join", tmp_path / "anna", "--patience-seconds", 1)
+    code, printed = run_to_end("join", tmp_path / "anna", "--patience-seconds", 1, seconds=120)
     assert code == 1, printed
     assert "nothing was heard of the hub" in printed
 

@@ -30,7 +30,6 @@ class Gate:
         self._broker, self._run, self._url, self._code, self._tell = broker, run, public_url, code, tell
         self._promised: dict[str, JoinRequest] = {}
         """By invite: the newcomer's last request, with the name that it was told."""
-        self._admitting: set[str] = set()
 
     async def open(self, client: Client) -> None:
         self._client = client
@@ -51,9 +50,7 @@ class Gate:
 
     async def _asked(self, message: Msg) -> None:
         invite, request = message.subject.split(".")[1], read(_REQUESTS, message.data)
-        if request is None or not message.reply.startswith(f"_INBOX.{invite}."):
-            return
-        if invite not in self._broker.invites or invite in self._admitting:
+        if request is None or not message.reply.startswith(f"_INBOX.{invite}.") or invite not in self._broker.invites:
             return
         if request.heard and request == self._promised.get(invite):
             await self._admit(invite, request)
@@ -70,7 +67,7 @@ class Gate:
         return JoinAnswer(name=name)
 
     async def _admit(self, invite: str, request: JoinRequest) -> None:
-        self._admitting.add(invite)
+        """The client calls back for one message after the other: nobody else asks meanwhile."""
         try:
             await asyncio.to_thread(self._broker.admit, invite, request.name, request.public_key)
         except (UserError, BrokerError) as error:  # raised from here, it would end the hub's connection
@@ -78,7 +75,6 @@ class Gate:
         else:
             self._tell(f"{request.name} has joined")
         finally:
-            self._admitting.discard(invite)
             self._promised.pop(invite, None)
 
     def _why_not(self, request: JoinRequest, name: str) -> str:

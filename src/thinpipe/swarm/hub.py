@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -199,8 +200,8 @@ class Hub:
         assert epoch is not None
         self._epochs.write(epoch.number)
         self._store.clear()
-        self._beginning = self.hosted.begin([len(segments) for _, segments in epoch.assignment.places])
-        shares = ", ".join(f"{name}: {len(segments)}" for name, segments in epoch.assignment.places)
+        self._beginning = self.hosted.begin(list(epoch.shares.values()))
+        shares = ", ".join(f"{name}: {share}" for name, share in epoch.shares.items())
         self._tell(f"epoch {epoch.number}: segments {shares}; slowest part: {epoch.assignment.bottleneck}")
         await self._notify()
 
@@ -209,7 +210,7 @@ class Hub:
         return Work(
             epoch=epoch.number,
             names=epoch.names,
-            shares=[len(segments) for _, segments in epoch.assignment.places],
+            shares=list(epoch.shares.values()),
             lives=dict(epoch.lives),
             settings=beginning.settings,
             manifest=beginning.manifest,
@@ -288,9 +289,9 @@ class Hub:
 
     def status(self) -> Status:
         roster, epoch = self.roster, self.roster.current
-        places = {} if epoch is None else {name: len(segments) for name, segments in epoch.assignment.places}
+        shares = {} if epoch is None else epoch.shares
         peers = [
-            PeerStatus(name=name, segments=places.get(name, 0), report=roster.report_of(name))
+            PeerStatus(name=name, segments=shares.get(name, 0), report=roster.report_of(name))
             for name in roster.present
         ]
         return Status(
@@ -347,4 +348,9 @@ def _encode(message: msgspec.Struct) -> bytes:
 
 
 def _decode(data: bytes, kind: type[Request]) -> Request | None:
-    return read(msgspec.msgpack.Decoder(kind), data)
+    return read(_decoder(kind), data)
+
+
+@cache
+def _decoder(kind: type[Request]) -> "msgspec.msgpack.Decoder[Request]":
+    return msgspec.msgpack.Decoder(kind)

@@ -28,6 +28,11 @@ class Epoch:
     def names(self) -> list[str]:
         return [name for name, _ in self.assignment.places]
 
+    @property
+    def shares(self) -> dict[str, int]:
+        """How many segments each has."""
+        return {name: len(segments) for name, segments in self.assignment.places}
+
 
 @dataclass
 class _Peer:

@@ -7,17 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from thinpipe.boundary.settings import BoundarySection
 from thinpipe.checkpoint import CheckpointFolder, Manifest, model_config_of, restore
+from thinpipe.checkpoint.folder import step_folder
 from thinpipe.checkpoint.state import versions
 from thinpipe.core.code import code_version
 from thinpipe.core.config import dump_toml
 from thinpipe.core.digest import text_sha256
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, EventLog, Step, Stopped
-from thinpipe.core.files import file_sha256
 from thinpipe.data import Cursor
 from thinpipe.models.model import make_space
 from thinpipe.swarm.assign import Assignment, Machine, assign
@@ -29,7 +27,7 @@ from thinpipe.train.config import DataSection, JobSection, RunConfig
 from thinpipe.train.console import Display
 from thinpipe.train.costs import boundary_traffic, segment_needs, shared_nbytes
 from thinpipe.train.first_checkpoint import make_first_checkpoint
-from thinpipe.train.tokens import LocalTokens
+from thinpipe.train.tokens import LocalTokens, token_dtype, tokenizer_sha256
 
 _ONE_STAGE_SCHEDULES = ("GPipe", "1F1B")
 _FILE = re.compile(r"[a-z0-9.]{1,100}\.safetensors", re.ASCII)
@@ -233,20 +231,6 @@ def settings_for_peers(config: RunConfig, shares: Sequence[int] = (1,)) -> RunCo
     return replace(config, job=JobSection(), data=DataSection(), parallelism=parallelism)
 
 
-def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
-    """Of ids on their way: two bytes, unless there are more tokens than two bytes can name."""
-    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
-
-
-def step_folder(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def tokenizer_sha256(files: Mapping[str, Path]) -> str:
-    """Of a tokenizer's files, by name."""
-    return text_sha256("\n".join(f"{name} {file_sha256(path)}" for name, path in sorted(files.items())))
-
-
 def _with_our_settings(manifest: Manifest, run: str) -> Manifest:
     """Folders, devices and versions differ between peers; whoever uses the checkpoint here needs those of the hub."""
     return msgspec.structs.replace(manifest, run=run, versions=versions()).sealed()
@@ -275,5 +259,5 @@ def _refuse_what_has_no_effect(config: RunConfig) -> None:
         )
     if config.link.is_shaped:
         raise UserError("peers have real lines: leave [link] out, it would have no effect")
-    if config.boundary != BoundarySection() and config.boundary.store is not None:
+    if config.boundary.store is not None:
         raise UserError("boundary.store is a folder of one machine: leave it out")

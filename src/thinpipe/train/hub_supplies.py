@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from thinpipe.checkpoint import Checkpoint, Manifest
+from thinpipe.checkpoint.folder import layer_file, step_folder
 from thinpipe.core.digest import text_sha256
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, Saved
@@ -21,9 +22,8 @@ from thinpipe.swarm.messages import Ready, SavedRequest, TokensRequest, Verdict,
 from thinpipe.swarm.roster import MOST_SECONDS_TO_SAVE
 from thinpipe.train.config import RunConfig
 from thinpipe.train.engine import Ids
-from thinpipe.train.hosting import step_folder, token_dtype, tokenizer_sha256
 from thinpipe.train.supplies import Supplies
-from thinpipe.train.tokens import DataFacts
+from thinpipe.train.tokens import DataFacts, token_dtype, tokenizer_sha256
 from thinpipe.transport.nats.post import Post
 
 _SECONDS, _AGAIN_SECONDS = 60.0, 0.25
@@ -88,7 +88,7 @@ class HubSupplies(Supplies):
     def fetch(self, layers: Collection[str], if_saved: Collection[str]) -> None:
         step = step_folder(self._manifest.step)
         target = self._folder / "checkpoints" / step
-        files = [f"{layer}.safetensors" for layer in dict.fromkeys((*layers, *if_saved))]
+        files = [layer_file(layer) for layer in dict.fromkeys((*layers, *if_saved))]
         self._mine = files
         wanted = {name: self._manifest.files[name] for name in files if name in self._manifest.files}
         for number, (name, entry) in enumerate(wanted.items(), 1):

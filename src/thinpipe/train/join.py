@@ -14,6 +14,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from thinpipe.checkpoint import Manifest
+from thinpipe.checkpoint.folder import MANIFEST, step_folder
 from thinpipe.checkpoint.state import versions
 from thinpipe.core.code import code_version
 from thinpipe.core.config import from_table
@@ -26,7 +27,6 @@ from thinpipe.swarm.messages import MOST_WORDS, Answer, Done, Measure, NextReque
 from thinpipe.swarm.reports import MachineReport
 from thinpipe.swarm.settings import JoinConfig
 from thinpipe.train.config import DataSection, JobSection, RunConfig
-from thinpipe.train.hosting import step_folder
 from thinpipe.train.hub_supplies import HubSupplies
 from thinpipe.train.loop import Trainer
 from thinpipe.train.machine import measure_machine
@@ -99,7 +99,7 @@ class PeerProgram:
             post.close()
 
     def _connect(self) -> Post:
-        """Who has just joined may be a moment ahead of the server's list."""
+        """The server turns away those who are signing in while it reads its settings again."""
         began = time.monotonic()
         while True:
             try:
@@ -217,7 +217,7 @@ class PeerProgram:
                 shutil.rmtree(path)
         newest = checkpoints / step_folder(manifest.step)
         newest.mkdir(parents=True, exist_ok=True)
-        write_atomically(newest / "manifest.json", work.manifest)
+        write_atomically(newest / MANIFEST, work.manifest)
 
     def _leave(self, post: Post) -> None:
         self._say(f"leaving; `thinpipe join {self.folder}` comes back")

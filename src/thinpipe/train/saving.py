@@ -15,7 +15,7 @@ import msgspec
 from torch import Tensor
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest
-from thinpipe.checkpoint.folder import FileEntry
+from thinpipe.checkpoint.folder import FileEntry, step_folder
 from thinpipe.core.errors import UserError
 from thinpipe.transport.star import Exchange
 
@@ -103,7 +103,7 @@ def agree(
         reasons = "".join(f"\n  {problem}" for problem in problems)
         raise UserError(
             f"process {without} has no whole checkpoint in its folder, others have one of step {max(steps)}: copy the "
-            f"missing files of checkpoints/step-{max(steps):08d} there, from the machines that have them{reasons}"
+            f"missing files of checkpoints/{step_folder(max(steps))} there, from the machines that have them{reasons}"
         )
     if newest is None or step != min(steps):
         problems = [*problems, f"not every process has step {step}"]
