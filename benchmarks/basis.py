@@ -3,27 +3,29 @@
     thinpipe tokenize --sources BOOKS... --output TOKENS --vocab-size 4096
     python -m benchmarks.basis --data TOKENS --output benchmarks/results/basis
     python -m benchmarks.basis --records benchmarks/results/convergence/records/*.json --output benchmarks/results/basis
+    python -m benchmarks.basis --output benchmarks/results/basis    (draws what OUTPUT.json holds again)
 
 The first form trains a small Llama with each of the step sizes and follows U itself; under five minutes on one core.
 The second reads what finished runs kept of their changes: records of the convergence study, or folders of runs. Both
-can be asked for at once, for six runs in all. Writes OUTPUT.png and OUTPUT.json and prints a table.
+can be asked for at once, for six runs in all. Writes OUTPUT.json, OUTPUT.png and OUTPUT.md.
 """
 
 import json
-import math
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import tyro
 from torch import Tensor
 
-from benchmarks.basis_figure import draw
-from benchmarks.basis_movement import Change, distances, read_changes, spectrum, summary, table
+from benchmarks.basis_movement import Change, distances, random_distance, read_changes, spectrum, summary
+from benchmarks.basis_report import write_report
 from thinpipe.bench.provenance import plain_settings, versions
+from thinpipe.core.errors import UserError
 from thinpipe.data import Cursor
 from thinpipe.models.config import SubspaceConfig
 from thinpipe.report.comparison import COLOURS
@@ -158,22 +160,16 @@ def follow_all(options: Options) -> dict[str, list[Change]]:
     return series
 
 
-def main() -> int:
-    options = tyro.cli(Options, description=__doc__)
-    if options.data is None and not options.records:
-        print("give --data to train on, or --records to read", file=sys.stderr)
-        return 2
-    began, random = time.monotonic(), math.sqrt(1 - options.width / options.dim)
+def measure(options: Options) -> dict[str, Any]:
+    began, random = time.monotonic(), random_distance(options.dim, options.width)
     read = {path.name.removesuffix(".json"): changes for path in options.records if (changes := read_changes(path))}
     runs = len(read) + (len(options.step_sizes) if options.data is not None else 0)
     if runs > len(COLOURS):
-        print(f"{runs} runs are too many for one picture: name at most {len(COLOURS)}", file=sys.stderr)
-        return 2
+        raise UserError(f"{runs} runs are too many for one picture: name at most {len(COLOURS)}")
     followed = follow_all(options) if options.data is not None else {}
     summaries = {name: summary(changes, random) for name, changes in followed.items()}
     summaries |= {name: summary(changes, None) for name, changes in read.items()}
-    print("\n".join(table(summaries)))
-    result = {
+    return {
         "options": {
             name: value for name, value in plain_settings(options).items() if name not in ("data", "output", "records")
         },
@@ -182,8 +178,23 @@ def main() -> int:
         "summaries": summaries,
         "changes": {**followed, **read},
     }
-    options.output.with_suffix(".json").write_text(json.dumps(result) + "\n")
-    draw({**followed, **read}, random if followed else None, options.output.with_suffix(".png"))
+
+
+def main() -> int:
+    options = tyro.cli(Options, description=__doc__)
+    kept = options.output.with_suffix(".json")
+    if options.data is not None or options.records:
+        try:
+            result = measure(options)
+        except UserError as error:
+            print(error, file=sys.stderr)
+            return 2
+        kept.write_text(json.dumps(result) + "\n")
+    elif not kept.is_file():
+        print("give --data to train on, or --records to read", file=sys.stderr)
+        return 2
+    result = json.loads(kept.read_text())
+    print(write_report(result, options.output))
     return 0
 
 

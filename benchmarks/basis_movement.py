@@ -35,6 +35,11 @@ def distance(first: Basis, second: Basis) -> float:
     return float(principal_angles(first.matrix_DK, second.matrix_DK).sin().square().mean().sqrt())
 
 
+def random_distance(dim: int, width: int) -> float:
+    """What two random bases are apart."""
+    return math.sqrt(1 - width / dim)
+
+
 def spectrum(basis: Basis) -> dict[str, Any]:
     """Of UᵀU, whose eigenvalues should all be 1."""
     matrix_DK = basis.matrix_DK.double()

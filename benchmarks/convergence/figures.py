@@ -1,4 +1,4 @@
-"""The figures of the study."""
+"""The figures of the study over bytes and over learning rates; `gaps.py` draws the others."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -9,22 +9,17 @@ from benchmarks.convergence.results import Dense, Result, best_of_learning_rates
 from benchmarks.convergence.runs import DENSE
 from thinpipe.report.curve import pyplot
 
+BLUE, GREEN, ORANGE, PURPLE, PINK, BLACK = "#08519c", "#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#222222"
 FAMILIES = {
-    "subspace, row-wise AdamW": ("subspace {}x", "#08519c", "o"),
-    "subspace, plain AdamW": ("subspace {}x plain AdamW", "#1b9e77", "s"),
-    "top-k": ("topk {}x", "#d95f02", "^"),
-    "low rank": ("lowrank {}x", "#7570b3", "v"),
-    "quantised": ("quantise {} bit", "#e7298a", "D"),
+    "subspace, row-wise AdamW": ("subspace {}x", BLUE, "o"),
+    "subspace, plain AdamW": ("subspace {}x plain AdamW", GREEN, "s"),
+    "top-k": ("topk {}x", ORANGE, "^"),
+    "low rank": ("lowrank {}x", PURPLE, "v"),
+    "quantised": ("quantise {} bit", PINK, "D"),
 }
 """A line of the Pareto plot: names of its runs, its colour and marker."""
-
-DEPTHS = {
-    "subspace 16x": ("subspace 16x", "#08519c"),
-    "subspace 16x, last segment confined": ("last segment confined", "#6baed6"),
-    "topk 16x": ("topk 16x", "#d95f02"),
-    "quantise 4 bit": ("quantise 4 bit", "#e7298a"),
-}
-"""A line over the number of boundaries: how names begin, the name of the run with three, and the colour."""
+STRENGTHS = (2, 4, 8, 16, 32)
+TICKS = (32, 64, 128, 256, 512, 1024)
 
 
 def finish(axes: Any) -> None:
@@ -32,44 +27,56 @@ def finish(axes: Any) -> None:
     axes.grid(alpha=0.3)
 
 
+def beside(axes: Any) -> None:
+    """The legend where it hides nothing."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
+
+
 def draw_pareto(results: list[Result], dense: Dense, path: Path) -> None:
     """The gap over bytes, one panel for each budget of tokens: down and to the left is better."""
     plt = pyplot()
     best = [result for result in best_of_learning_rates(results) if not result.diverged]
     budgets = sorted({result.tokens for result in best})
-    figure, panels = plt.subplots(
-        1, len(budgets), figsize=(5.5 * len(budgets), 4.2), layout="constrained", squeeze=False
-    )
+    size = (5.6 * len(budgets) + 0.6, 4.6)
+    figure, panels = plt.subplots(1, len(budgets), figsize=size, layout="constrained", squeeze=False, sharey=True)
     for axes, tokens in zip(panels[0], budgets, strict=True):
-        for label, (pattern, colour, marker) in FAMILIES.items():
-            points: dict[float, list[float]] = defaultdict(list)
-            for result in best:
-                if result.tokens == tokens and result.name in {pattern.format(n) for n in (2, 4, 8, 16, 32)}:
-                    points[result.bytes_per_token].append(dense.gap(result).percent)
-            if not points:
-                continue
-            places = sorted(points)
-            middle = [mean(points[place]) for place in places]
-            below = [at - min(points[place]) for at, place in zip(middle, places, strict=True)]
-            above = [max(points[place]) - at for at, place in zip(middle, places, strict=True)]
-            axes.errorbar(
-                places, middle, yerr=(below, above), color=colour, marker=marker, markersize=6, capsize=3, label=label
-            )
-        axes.axhline(0, color="#444444", linewidth=1)
-        axes.annotate(f"as good as dense bf16 ({DENSE.nbytes_per_token:,.0f} bytes)", (0.98, 0),
-                      xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)  # fmt: skip
-        axes.set_xscale("log")
-        axes.set_xlim(25, 650)
-        axes.set_xticks([32, 64, 128, 256, 512], ["32", "64", "128", "256", "512"])
-        axes.minorticks_off()
-        axes.set(
-            xlabel="bytes per token at each of 3 boundaries, both ways", ylabel="validation loss above dense, %",
-            title=f"{tokens / 1e6:.1f} M tokens",
-        )  # fmt: skip
-        finish(axes)
-        axes.legend(frameon=False)
+        draw_budget(axes, [result for result in best if result.tokens == tokens], dense)
+        axes.set_title(f"after {tokens / 1e6:.1f} M tokens")
+        axes.set_xlabel("bytes per token at each of 3 boundaries, both ways")
+    panels[0][0].set_ylabel("validation loss above dense, %")
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=3 * len(budgets))
+    figure.suptitle("Solid: mean of several seeds, bars from least to most. Hollow: one seed.", fontsize=9)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def draw_budget(axes: Any, best: list[Result], dense: Dense) -> None:
+    for label, (pattern, colour, marker) in FAMILIES.items():
+        points: dict[float, list[float]] = defaultdict(list)
+        for result in best:
+            if result.name in {pattern.format(n) for n in STRENGTHS}:
+                points[result.bytes_per_token].append(dense.gap(result).percent)
+        places = sorted(points)
+        middle = [mean(points[place]) for place in places]
+        below = [at - min(points[place]) for at, place in zip(middle, places, strict=True)]
+        above = [max(points[place]) - at for at, place in zip(middle, places, strict=True)]
+        axes.errorbar(places, middle, yerr=(below, above), color=colour, marker=marker, capsize=3, label=label)
+        alone = [(place, at) for place, at in zip(places, middle, strict=True) if len(points[place]) == 1]
+        if alone:
+            axes.plot(*zip(*alone, strict=True), marker, color=colour, markerfacecolor="white", zorder=5)
+    axes.axhline(0, color=BLACK, linewidth=1)
+    axes.plot(DENSE.nbytes_per_token, 0, "*", color=BLACK, markersize=11, label="dense, bf16", clip_on=False)
+    axes.set_xscale("log")
+    axes.set_xlim(25, 1300)
+    axes.set_xticks(TICKS, [f"{tick:,}" for tick in TICKS])
+    axes.minorticks_off()
+    finish(axes)
+    loss = mean(result.loss for result in best if result.name == "dense")
+    nats = axes.secondary_yaxis("right", functions=(lambda p: loss * (1 + p / 100), lambda n: 100 * (n / loss - 1)))
+    nats.set_ylabel("nats per token (dense: mean of its seeds)", fontsize=8)
+    nats.tick_params(labelsize=8)
 
 
 def draw_learning_rates(results: list[Result], path: Path) -> None:
@@ -79,66 +86,24 @@ def draw_learning_rates(results: list[Result], path: Path) -> None:
     for result in results:
         if result.question == "learning rate" and not result.diverged:
             by_name[result.name].append(result)
-    for index, (name, same) in enumerate(sorted(by_name.items())):
-        colour = plt.get_cmap("tab10")(index)
+    for name, same in sorted(by_name.items(), key=lambda item: -min(result.loss for result in item[1])):
         same.sort(key=lambda result: result.lr)
-        axes.plot([r.lr for r in same], [r.loss for r in same], "o-", color=colour, label=name)
+        axes.plot([r.lr for r in same], [r.loss for r in same], "o-", color=colour_of(name), label=name)
     axes.set_xscale("log")
     rates = sorted({r.lr for same in by_name.values() for r in same})
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.minorticks_off()
-    axes.set(xlabel="highest learning rate", ylabel="validation loss, nats per token", title="The rate of every method")
+    axes.set(xlabel="highest learning rate", ylabel="validation loss, nats per token")
+    axes.set_title("0.5 M tokens, seed 0: the rate of every method")
     finish(axes)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    beside(axes)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
-def draw_over_tokens(results: list[Result], dense: Dense, path: Path) -> None:
-    """Does the gap grow? The longest runs of each name, seeds thin, their mean thick."""
-    longest = max(result.tokens for result in results)
-    by_name: dict[str, list[Result]] = defaultdict(list)
-    for result in best_of_learning_rates(results):
-        if result.tokens == longest and result.name != "dense" and not result.diverged:
-            by_name[result.name].append(result)
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    ends = sorted(by_name.items(), key=lambda item: -mean(dense.gap(result).percent for result in item[1]))
-    for index, (name, same) in enumerate(ends):
-        colour = plt.get_cmap("tab10")(index)
-        curves = [dict(dense.percent_over_tokens(result)) for result in same]
-        for curve in curves:
-            axes.plot([at / 1e6 for at in curve], list(curve.values()), color=colour, linewidth=0.7, alpha=0.6)
-        places = sorted(set.intersection(*(set(curve) for curve in curves)))
-        middle = [mean(curve[at] for curve in curves) for at in places]
-        axes.plot([at / 1e6 for at in places], middle, "o-", color=colour, linewidth=2, label=name)
-    axes.axhline(0, color="#444444", linewidth=1)
-    axes.set(xlabel="tokens, millions", ylabel="validation loss above dense, %", title="Does the gap grow?")
-    finish(axes)
-    axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def draw_boundaries(results: list[Result], dense: Dense, path: Path) -> None:
-    """Do errors pile up with the number of boundaries? Of seed 0, at the fewest tokens."""
-    shortest = min(result.tokens for result in results)
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")
-    for label, (with_three, colour) in DEPTHS.items():
-        names = {with_three, f"{label}, 1 boundary", f"{label}, 7 boundaries"}
-        points = {
-            result.boundaries: dense.gap(result).percent
-            for result in best_of_learning_rates(results)
-            if result.name in names and result.tokens == shortest and result.seed == 0 and not result.diverged
-        }
-        if points:
-            places = sorted(points)
-            axes.plot(places, [points[place] for place in places], "o-", color=colour, label=label)
-    axes.set(xlabel="boundaries", ylabel="validation loss above dense, %", xticks=[1, 3, 7], title="Do errors pile up?")
-    axes.set_ylim(bottom=0)
-    finish(axes)
-    if axes.lines:
-        axes.legend(frameon=False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+def colour_of(name: str) -> str:
+    """That of its family."""
+    for pattern, colour, _ in FAMILIES.values():
+        if name in {pattern.format(n) for n in STRENGTHS}:
+            return colour
+    return BLACK

@@ -4,12 +4,19 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.convergence.figures import draw_boundaries, draw_learning_rates, draw_over_tokens, draw_pareto
-from benchmarks.convergence.results import Dense, Result, best_of_learning_rates, read_results
+from benchmarks.convergence.figures import draw_learning_rates, draw_pareto
+from benchmarks.convergence.gaps import draw_boundaries, draw_over_tokens, draw_pieces, longest_of_finalists
+from benchmarks.convergence.results import Dense, Gap, Result, best_of_learning_rates, read_results
 from benchmarks.convergence.runs import DENSE
 
 READ_THIS = """\
-Made by `python -m benchmarks.convergence report` from the records beside it, which hold settings, versions and losses.
+```
+thinpipe tokenize --sources BOOKS... --validation-sources BOOKS... --vocab-size 4096 --output TOKENS
+python -m benchmarks.convergence run --data TOKENS
+python -m benchmarks.convergence report
+```
+
+Made by the last of these from the records beside it, which hold settings, versions and losses.
 The gap is to the dense run of the same seed and tokens at its best learning rate. Most questions have one seed: how
 much another seed changes stands under "Over seeds". Rates were tuned at 16 times fewer bytes (quantised: 2 bit) and
 taken over for the other ratios. Validation: 20 batches spread over all validation books, the same for all runs."""
@@ -28,6 +35,7 @@ def report(output: Path) -> None:
     draw_learning_rates(results, output / "learning_rates.png")
     draw_boundaries(results, dense, output / "boundaries.png")
     draw_over_tokens(results, dense, output / "over_tokens.png")
+    draw_pieces(results, dense, output / "pieces.png")
     print(text)
 
 
@@ -46,7 +54,7 @@ def tables(results: list[Result], dense: Dense) -> str:
         for result in sorted(same, key=lambda r: (r.tokens, r.name, r.seed, r.lr)):
             lines.append(row(result, dense, full))
         lines.append("")
-    return "\n".join([*lines, *seeds_table(results, dense, full)]) + "\n"
+    return "\n".join([*lines, *seeds_table(results, dense, full), *over_tokens_table(results, dense)]) + "\n"
 
 
 def row(result: Result, dense: Dense, full: float) -> str:
@@ -77,19 +85,50 @@ def seeds_table(results: list[Result], dense: Dense, full: float) -> list[str]:
         "",
         "The gap of each run to the dense run of its seed; in brackets the least and the largest.",
         "",
-        "| run | M tokens | fewer bytes | seeds | validation loss | gap, % | at half the tokens, % |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| run | M tokens | fewer bytes | seeds | validation loss | gap, % | gap, nats | gap, bits/byte |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for (name, tokens), same in sorted(several.items(), key=lambda item: item[0][::-1]):
-        gaps = [dense.gap(result).percent for result in same]
-        curves = [dict(dense.percent_over_tokens(result)) for result in same]
-        halves = [curve[tokens // 2] for curve in curves if tokens // 2 in curve]
+        gaps = [dense.gap(result) for result in same]
         lines.append(
             f"| {name} | {tokens / 1e6:.2f} | {full / same[0].bytes_per_token:.1f}x | {len(same)} | "
-            f"{mean(r.loss for r in same):.4f} | {spread(gaps)} | {spread(halves)} |"
+            f"{mean(r.loss for r in same):.4f} | {spread([gap.percent for gap in gaps])} | "
+            f"{spread([gap.nats for gap in gaps], 3)} | {spread([gap.bits_per_byte for gap in gaps], 3)} |"
         )
     return [*lines, ""]
 
 
-def spread(values: list[float]) -> str:
-    return f"{mean(values):+.2f} ({min(values):+.2f} … {max(values):+.2f})" if values else ""
+def over_tokens_table(results: list[Result], dense: Dense) -> list[str]:
+    """The longest runs of the finalists on their way: mean over seeds."""
+    curves = {
+        name: [dense.gaps_over_tokens(result) for result in same]
+        for name, same in longest_of_finalists(results).items()
+    }
+    if not curves:
+        return []
+    places = sorted({at for same in curves.values() for curve in same for at in curve})
+    lines = [
+        "## Over tokens",
+        "",
+        "The gap at each validation of the longest runs, mean over seeds: %, nats, bits/byte. Dense is on the same "
+        "schedule, so before the last of a row the rate is still high.",
+        "",
+        "| run | seeds | " + " | ".join(f"{at / 1e6:.2f} M" for at in places) + " |",
+        "|---|---:|" + "---:|" * len(places),
+    ]
+    for name, same in curves.items():
+        cells = (mean_gap([curve[at] for curve in same]) if all(at in curve for curve in same) else "" for at in places)
+        lines.append(f"| {name} | {len(same)} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def mean_gap(gaps: list[Gap]) -> str:
+    return (
+        f"{mean(gap.percent for gap in gaps):+.2f} %, {mean(gap.nats for gap in gaps):+.3f}, "
+        f"{mean(gap.bits_per_byte for gap in gaps):+.3f}"
+    )
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    least, middle, most = (f"{value:+.{digits}f}" for value in (min(values), mean(values), max(values)))
+    return f"{middle} ({least} … {most})"

@@ -2,9 +2,10 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,12 @@ class Gap:
     nats: float
     percent: float
     bits_per_byte: float
+
+    @classmethod
+    def between(cls, point: Mapping[str, float], dense: Mapping[str, float]) -> Self:
+        """Of two validations."""
+        nats = point["loss"] - dense["loss"]
+        return cls(nats, 100 * nats / dense["loss"], point["bits_per_byte"] - dense["bits_per_byte"])
 
 
 def read_results(output: Path) -> list[Result]:
@@ -72,15 +79,16 @@ class Dense:
         return self._best[result.tokens, result.seed]
 
     def gap(self, result: Result) -> Gap:
-        dense = self.of(result)
-        nats = result.loss - dense.loss
-        bits = result.bits_per_byte - dense.bits_per_byte
-        return Gap(nats, 100 * nats / dense.loss, bits)
+        return Gap.between(result.validations[-1], self.of(result).validations[-1])
 
-    def percent_over_tokens(self, result: Result) -> list[tuple[int, float]]:
-        dense = {int(point["tokens"]): point["loss"] for point in self.of(result).validations}
-        return [
-            (int(point["tokens"]), 100 * (point["loss"] / dense[int(point["tokens"])] - 1))
+    def gaps_over_tokens(self, result: Result) -> dict[int, Gap]:
+        """At every validation that both have."""
+        dense = {int(point["tokens"]): point for point in self.of(result).validations}
+        return {
+            int(point["tokens"]): Gap.between(point, dense[int(point["tokens"])])
             for point in result.validations
             if int(point["tokens"]) in dense
-        ]
+        }
+
+    def percent_over_tokens(self, result: Result) -> list[tuple[int, float]]:
+        return [(tokens, gap.percent) for tokens, gap in self.gaps_over_tokens(result).items()]

@@ -155,6 +155,19 @@ class Questions:
             confined = self.of("row", "boundaries", 4, f"subspace 16x, last segment confined, {count}")
             yield replace(confined, subspace=SubspaceConfig(free_last=False), cuts=cuts)
 
+    def lower_rates(self) -> Iterator[Study]:
+        """Top-k's rate was found at 16x with three boundaries; elsewhere, runs at it never left a first plateau."""
+        base = self.base["topk"].lr
+        for cuts, name in (((4,), "topk 16x, 1 boundary"), ((1, 2, 3, 4, 5, 6, 7), "topk 16x, 7 boundaries")):
+            for part in (2, 4):
+                yield replace(self.of("topk", "boundaries", 8, name), cuts=cuts, lr=base / part)
+        yield replace(self.of("topk", "bytes", 8, "topk 32x"), boundary=TOPK[32], lr=base / 2)
+        own = self.of("topk", "bytes", 8, "topk 8x, own mask backward")
+        yield replace(own, boundary=topk(0.0635, reuse=False), lr=base / 4)
+        for memory in ("ef", "ef21"):
+            feedback = self.of("topk", "bytes", 8, f"topk 8x, {memory}")
+            yield replace(feedback, boundary=topk(0.09, memory=memory), lr=base / 4)
+
     def finalists(self) -> Iterator[Study]:
         """Three seeds, and as many tokens as there is time for; half the rate too, since more steps may want less."""
         for seed in SEEDS:
@@ -177,6 +190,7 @@ class Questions:
         yield from self.pieces()
         yield from self.ratios()
         yield from self.depths()
+        yield from self.lower_rates()
         yield from self.finalists()
 
 

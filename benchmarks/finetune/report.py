@@ -43,7 +43,13 @@ def head(results: Results, records: Sequence[Mapping[str, Any]], pretraining: Ma
     yield from (
         "# Compression while a GPT-2 is fine-tuned",
         "",
-        "Made by `python -m benchmarks.finetune report`. The claims are those of arXiv 2401.07788, on a smaller model.",
+        "```",
+        "thinpipe tokenize --sources BOOKS... --validation-sources OTHER_BOOKS --vocab-size 4096 --output TOKENS",
+        "python -m benchmarks.finetune run --data TOKENS",
+        "python -m benchmarks.finetune report",
+        "```",
+        "",
+        "The claims are those of arXiv 2401.07788, on a smaller model. Settings and versions of every run: `records/`.",
         "",
         f"A dense GPT-2 (width {DIM}, 6 blocks, 3 boundaries, {pretraining['parameters'] / 1e6:.1f} M parameters) was "
         f"trained on {pretraining['tokens'] / 1e6:.1f} M tokens of books, then fine-tuned for {EPOCHS} epochs on "

@@ -35,7 +35,8 @@ def draw(results: Results, path: Path) -> None:
     for axes, levels in zip(panels, (KEPT, BITS, KEPT), strict=True):
         finish(axes, none, levels)
     seeds = len(none.losses)
-    figure.suptitle(f"A ResNet cut in four learns digits: means of {seeds} seeds, shades from least to most")
+    what = f"means of {seeds} seeds, shades from least to most" if seeds > 1 else "one seed"
+    figure.suptitle(f"A ResNet cut in four learns digits: {what}")
     figure.savefig(path, dpi=130)
 
 

@@ -19,21 +19,28 @@ COLUMNS = ("bytes/image", "wrong, on", "loss, on", "wrong, off", "loss, off", "t
 
 def report(outcomes: Sequence[Outcome], recipe: Recipe, output: Path) -> None:
     """images.md and images.png, of the seeds that all settings have."""
+    outcomes = whole_seeds(outcomes)
+    results = Results.of(outcomes)
+    draw(results, output / "images.png")
+    (output / "images.md").write_text("\n".join(page(outcomes, results, recipe)) + "\n")
+
+
+def whole_seeds(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Of the seeds that all settings have."""
     done = {(outcome.setting, outcome.seed) for outcome in outcomes}
     seeds = {seed for _, seed in done if all((setting, seed) in done for setting in SETTINGS)}
     if not seeds:
         raise UserError("no seed has all settings yet: `run` goes on with what is missing, `list` names it")
-    outcomes = [outcome for outcome in outcomes if outcome.seed in seeds]
-    results = Results.of(outcomes)
-    draw(results, output / "images.png")
-    (output / "images.md").write_text("\n".join(page(outcomes, results, recipe)) + "\n")
+    return [outcome for outcome in outcomes if outcome.seed in seeds]
 
 
 def page(outcomes: Sequence[Outcome], results: Results, recipe: Recipe) -> Iterator[str]:
     seeds = sorted({outcome.seed for outcome in outcomes})
     yield "# Lossy boundaries in a small ResNet: arXiv 2401.07788 on digits"
     yield ""
-    yield "Made by `python -m benchmarks.images report`; every training is a line of [images.jsonl](images.jsonl)."
+    yield from ("```", "python -m benchmarks.images run --output FOLDER")
+    yield from ("python -m benchmarks.images report --output FOLDER", "```", "")
+    yield "Every training is a line of [images.jsonl](images.jsonl), with its settings, seed and versions."
     yield ""
     yield (
         f"ResNet cut in four, {recipe.images} digits of 8 x 8 to train on ({recipe.copies} shifted copies of each, "
@@ -42,7 +49,7 @@ def page(outcomes: Sequence[Outcome], results: Results, recipe: Recipe) -> Itera
         " Verdicts rest on the loss."
     )
     yield ""
-    yield "![wrong answers and loss over the strength of compression](images.png)"
+    yield "![test loss over the strength of compression](images.png)"
     yield ""
     yield "## Claims"
     yield ""

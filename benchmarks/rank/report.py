@@ -155,7 +155,12 @@ def table(histories: Sequence[History], name: str) -> list[str]:
     return [
         "# Does rank collapse while a network learns?",
         "",
-        f"Made by `python -m benchmarks.rank`; raw data and settings: [{name}.json]({name}.json). One seed.",
+        "```",
+        "thinpipe tokenize --sources BOOKS... --validation-sources BOOKS... --output tokens --vocab-size 4096",
+        f"OMP_NUM_THREADS=1 python -m benchmarks.rank --data tokens --output benchmarks/results/{name}",
+        "```",
+        "",
+        f"Raw data, settings and versions: [{name}.json]({name}.json). One seed.",
         "",
         f"![ranks over training, five families]({name}.png)",
         "",
@@ -229,10 +234,11 @@ def conclusion(histories: Sequence[History]) -> str:
         return ", ".join(each) or "none"
 
     along_width = [Group(history) for history in histories]
+    lasting = [group for group in along_width if group.end < COLLAPSED]
     return (
         f"Rule: a family's rank collapses if the mean stable rank of its writers along the width is below "
         f"{COLLAPSED:.0%} of its start at any moment that was looked at, of one seed. It does in: "
         f"{named(group for group in along_width if group.lowest[0] < COLLAPSED)}. It does not in: "
         f"{named(group for group in along_width if group.lowest[0] >= COLLAPSED)}. Still collapsed at the end: "
-        f"{named(group for group in along_width if group.end < COLLAPSED)}."
+        f"{'all of these' if lasting and len(lasting) == len(histories) else named(lasting)}."
     )

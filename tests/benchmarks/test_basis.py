@@ -9,6 +9,7 @@ import torch
 from benchmarks.basis import Energy, Options, follow
 from benchmarks.basis_figure import draw
 from benchmarks.basis_movement import distances, movement, read_changes, spectrum, summary, table
+from benchmarks.basis_report import write_report
 from tests.train.conftest import run_config, tokens  # noqa: F401  fixtures
 from thinpipe.subspace import Basis
 from thinpipe.subspace.basis import orthonormalise
@@ -91,6 +92,15 @@ def test_a_training_is_followed(tokens, tmp_path):  # noqa: F811
     draw({"step size 1": changes}, RANDOM, options.output.with_suffix(".png"))
     assert len(list(table({"step size 1": found}))) == 3
     assert json.loads(json.dumps(changes)) == changes
+    kept = {
+        "options": {"dim": 32, "width": 4},
+        "versions": {"torch": "2"},
+        "summaries": {"step size 1": found},
+        "changes": {"step size 1": changes},
+    }
+    page = write_report(json.loads(json.dumps(kept)), options.output)
+    assert page == options.output.with_suffix(".md").read_text()
+    assert "| step size 1 | 6 |" in page
 
 
 def test_finished_runs_are_read_from_their_folder_or_their_record(run_config, tmp_path):  # noqa: F811

@@ -126,6 +126,18 @@ def test_the_report_tells_of_a_run_that_diverged(tmp_path, capsys):
     assert (tmp_path / "pareto.png").stat().st_size > 10_000
 
 
+def test_the_report_has_the_gap_in_three_units_and_over_tokens(tmp_path, capsys):
+    for seed, loss in ((0, 5.5), (1, 6.0)):
+        keep(tmp_path, replace(DENSE, seed=seed), [6.0, 5.0])
+        keep(tmp_path, replace(ROW, seed=seed), [6.0, loss])
+    keep(tmp_path, replace(ROW, question="pieces", name="Gaussian table"), [6.0, 5.2])
+    report(tmp_path)
+    told = capsys.readouterr().out
+    assert "+15.00 (+10.00 … +20.00) | +0.750 (+0.500 … +1.000) | +0.375 (+0.250 … +0.500) |" in told
+    assert f"| {ROW.name} | 2 | +0.00 %, +0.000, +0.000 | +15.00 %, +0.750, +0.375 |" in told
+    assert (tmp_path / "pieces.png").stat().st_size > 10_000
+
+
 def test_time_to_a_loss_lies_between_two_validations():
     curve = [(0, 6.0), (100, 5.0), (200, 4.0)]
     assert tokens_to(5.5, curve) == 50

@@ -151,3 +151,10 @@ def test_kill_9_at_25_moments_of_saving_never_leaves_a_torn_checkpoint(tmp_path)
         opened.append(newest)
         step = newest + 1
     assert opened == sorted(set(opened))
+
+
+def test_what_somebody_still_reads_is_not_removed(tmp_path):
+    for step in (1, 2, 3):
+        (tmp_path / f"step-0000000{step}").mkdir()
+    CheckpointFolder(tmp_path).keep_latest(1, besides=[tmp_path / "step-00000001"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000003"]

@@ -84,3 +84,12 @@ def test_the_slow_line_shows_what_the_readme_says(quick_start):
     # 16 numbers in 2 bytes forward, in one and a scale of 2 back, and the id, against 256 numbers in 2 bytes each way.
     assert sizes == {"thin": pytest.approx(16 * 2 + 16 + 2 + 2, abs=1), "thick": pytest.approx(256 * 4 + 2, abs=1)}
     assert (folder / figure).stat().st_size > 10_000
+
+
+@pytest.mark.timeout(LIMIT_SECONDS)
+def test_four_peers_and_a_hub_on_this_machine(quick_start):
+    folder, _, _ = quick_start
+    (up,) = commands("friends")
+    printed = run([*up, "--training.steps", "4", "--lr-scheduler.warmup-steps", "2"], folder)
+    assert re.search(r"epoch 1: segments (p\d: 1(, )?){4}; slowest part: ", printed)
+    assert printed.strip().splitlines()[-1] == "finished: the model is in runs/friends"

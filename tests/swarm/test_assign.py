@@ -156,3 +156,24 @@ def test_people_are_told_what_is_missing():
         assign([need()] * 2, [small], TRAFFIC, hub_up_bps=FAST, hub_down_bps=FAST)
     with pytest.raises(UserError, match="another machine with 2 GB would help"):
         assign([need()] * 12, [machine("a")], TRAFFIC, hub_up_bps=FAST, hub_down_bps=FAST)
+
+
+def test_everyone_takes_part_if_that_is_wanted_and_possible():
+    hosts = [machine("slow", 1e12), machine("fast", 9e12), machine("small", 2e12, memory=10**9)]
+    rates = {"hub_up_bps": 1e3, "hub_down_bps": 1e3}
+    alone = assign([need()] * 4, hosts, TRAFFIC, **rates)
+    assert alone.places == (("fast", range(4)),), "the hub's line is so slow that one alone is faster"
+    found = assign([need()] * 4, hosts, TRAFFIC, everyone=True, **rates)
+    assert found.places == (("slow", range(1)), ("small", range(1, 2)), ("fast", range(2, 4)))
+    assert found.bottleneck == "the hub's line (up, 1 kbps)"
+    fewer = assign([need()] * 4, hosts, TRAFFIC, everyone=True, most=2, **rates)
+    assert {name for name, _ in fewer.places} == {"fast", "small"}
+    assert fewer.spares == ("slow",)
+    crowd = assign([need()] * 2, hosts, TRAFFIC, everyone=True, **rates)
+    assert len(crowd.places) == 2, "no more than there are segments"
+
+
+def test_no_more_machines_than_there_may_be():
+    hosts = [machine(name) for name in "abcd"]
+    found = assign([need()] * 4, hosts, TRAFFIC, hub_up_bps=FAST, hub_down_bps=FAST, most=2)
+    assert [len(segments) for _, segments in found.places] == [2, 2]

@@ -90,8 +90,8 @@ def test_a_line_has_its_rate(where, mbps, way):
     what = "tx_bytes" if way == "up" else "rx_bytes"
     counted = (after[what] - before[what]) * 8 / seconds
     print(f"\n{where}, {way} {mbps} Mbit/s: {rate / 1e6:.1f} received, {counted / 1e6:.1f} counted", end="")
-    assert rate == pytest.approx(mbps * 1e6, rel=0.1)
-    assert counted == pytest.approx(mbps * 1e6, rel=0.1)
+    assert 0.8 * mbps < rate / 1e6 < 1.1 * mbps  # a busy machine may be slower than its line, never faster
+    assert 0.8 * mbps < counted / 1e6 < 1.1 * mbps
 
 
 def test_the_other_way_of_a_line_has_a_rate_of_its_own():
@@ -99,7 +99,7 @@ def test_the_other_way_of_a_line_has_a_rate_of_its_own():
         Homes([Line(up="20mbps", down="80mbps", nat=True)]) as net,
         connection(net.homes[0], net.hub, net.hub.address) as (at_home, at_hub),
     ):
-        assert measured_rate(at_hub, at_home) == pytest.approx(80e6, rel=0.1)
+        assert 0.8 * 80 < measured_rate(at_hub, at_home) / 1e6 < 1.1 * 80
 
 
 def test_a_latency_holds_each_way():
@@ -116,7 +116,7 @@ def test_a_latency_holds_each_way():
             at_hub.sendall(at_hub.recv(16))
             assert at_home.recv(16) == b"there"
             times.append(time.monotonic() - began)
-    assert 0.039 < min(times) < 0.060
+    assert 0.039 < min(times) < 0.075
 
 
 def test_nobody_can_dial_into_a_home_behind_a_router():

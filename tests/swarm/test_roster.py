@@ -28,7 +28,7 @@ def roster_of(wanted, assigner=assign_all, **settings):
 
 
 def ask(roster, name, now=0.0, *, life="a", report=REPORT, **fields):
-    over = roster.asked(name, NextRequest(life=life, report=report, **fields), now)
+    over = roster.asked(name, NextRequest(life=life, code="x", report=report, **fields), now)
     return over, roster.next_for(name, now)
 
 
@@ -142,3 +142,27 @@ def test_epochs_only_grow_over_restarts_of_the_hub():
 @pytest.mark.parametrize("name", ["a", "stranger"])
 def test_those_who_are_not_there_have_nothing_to_do(name):
     assert roster_of(1).next_for(name, 0.0) is None
+
+
+def test_what_did_not_fit_is_not_tried_again_with_the_same_machines():
+    tried = []
+
+    def assigner(machines, up, down):
+        tried.append(len(machines))
+        if len(machines) < 2:
+            raise UserError("too small")
+        return assign_all(machines, up, down)
+
+    roster = roster_of(1, assigner)
+    for now in range(5):
+        assert ask(roster, "a", now=float(now)) == (None, None)
+    assert (tried, roster.why_waiting("a")) == ([1], "too small")
+    assert isinstance(ask(roster, "b", now=5.0)[1], Epoch)
+    assert tried == [1, 2]
+
+
+def test_nobody_has_taken_part_in_what_is_still_to_come():
+    roster = roster_of(2)
+    ask(roster, "a", took_part_in=1 << 62)
+    assert ask(roster, "b")[1].names == ["a", "b"]
+    assert roster.next_for("a", 0.0) is roster.current, "or the others would wait for it in vain"

@@ -1,4 +1,4 @@
-"""Commands of thinpipe in processes of their own, and what they print."""
+"""Commands of thinpipe in processes of their own: what they print, and what a run comes to."""
 
 import os
 import re
@@ -7,6 +7,9 @@ import sys
 import time
 
 import pytest
+
+from thinpipe.checkpoint import CheckpointFolder
+from thinpipe.core.events import Step, read_events
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -58,3 +61,26 @@ def invites_of(hub):
     """The lines that a hub prints at its start."""
     hub.until("another invite: ")
     return re.findall(r"thinpipe1:\S+", hub.printed)
+
+
+def run_to_end(*arguments, path=None, seconds=60):
+    """(exit code, all that it printed). `path`: where Python finds another thinpipe."""
+    environment = ENVIRONMENT if path is None else {**ENVIRONMENT, "PYTHONPATH": f"{path}{os.pathsep}{os.getcwd()}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "thinpipe", *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def files_of(config, step):
+    """sha256 of everything that a checkpoint holds."""
+    folder = CheckpointFolder(config.job.dump_folder / "checkpoints")
+    return {name: entry.sha256 for name, entry in folder.open(step).manifest.files.items()}
+
+
+def steps_of(config):
+    return [event for event in read_events(config.job.dump_folder / "events.jsonl") if isinstance(event, Step)]

@@ -10,8 +10,9 @@ import torch
 
 from tests.reference.language import SyntheticLanguage
 from tests.train.conftest import VOCABULARY
+from tests.train.programs import files_of
 from tests.train.test_loop import assert_same_checkpoint, events, in_folder, with_steps
-from tests.train.test_processes import files_of, finish, placed, start
+from tests.train.test_processes import finish, placed, start
 from thinpipe.boundary.settings import BoundarySection, Compression
 from thinpipe.checkpoint import CheckpointFolder
 from thinpipe.core.errors import UserError

@@ -3,15 +3,12 @@
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
 import pytest
 
-from tests.train.programs import ENVIRONMENT, invites_of
-from tests.train.test_processes import files_of, steps_of
+from tests.train.programs import files_of, invites_of, run_to_end, steps_of
 from thinpipe.core.config import dump_toml
 from thinpipe.train.config import JobSection
 from thinpipe.train.loop import Trainer
@@ -56,17 +53,6 @@ def start_hub(programs, file, peers, *arguments):
     return programs(
         "hub", "hub", file, "--hub.peers", peers, "--hub.everyone", "--hub.address", "127.0.0.1", *arguments
     )
-
-
-def run_to_end(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "thinpipe", *map(str, arguments)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.timeout(300)

@@ -7,8 +7,7 @@ import pytest
 
 from tests.swarm import homes
 from tests.swarm.homes import Homes, Line, capture, frames
-from tests.train.programs import invites_of
-from tests.train.test_processes import files_of, steps_of
+from tests.train.programs import files_of, invites_of, steps_of
 from thinpipe.checkpoint import find_checkpoint
 from thinpipe.core.config import dump_toml
 from thinpipe.data import Cursor

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.train.programs import files_of, steps_of
 from tests.transport.processes import free_port, group_environment
-from thinpipe.checkpoint import CheckpointFolder, find_checkpoint
+from thinpipe.checkpoint import find_checkpoint
 from thinpipe.cli import main
 from thinpipe.core.config import dump_toml
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import Step, Stopped, read_events
+from thinpipe.core.events import Stopped, read_events
 from thinpipe.train.config import CheckpointSection, ParallelismSection
 from thinpipe.train.loop import Trainer
 from thinpipe.transport.settings import LinkSection
@@ -59,16 +60,6 @@ def start_hosts(configs):
 def finish(process, seconds=150):
     printed, _ = process.communicate(timeout=seconds)
     return process.returncode, printed
-
-
-def files_of(config, step):
-    """sha256 of everything that a checkpoint holds."""
-    folder = CheckpointFolder(config.job.dump_folder / "checkpoints")
-    return {name: entry.sha256 for name, entry in folder.open(step).manifest.files.items()}
-
-
-def steps_of(config):
-    return [event for event in read_events(config.job.dump_folder / "events.jsonl") if isinstance(event, Step)]
 
 
 def children(process):

@@ -1,7 +1,11 @@
 """Every run that comes with thinpipe can be read, and its model can be built and placed."""
 
+from dataclasses import fields, replace
+from pathlib import Path
+
 import pytest
 
+from benchmarks.convergence.runs import LONG, ROW
 from thinpipe.core.config import load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.models import build
@@ -25,6 +29,16 @@ def test_the_papers_run_has_the_papers_size() -> None:
     assert (model.dim, model.n_layers, model.subspace.width) == (4096, 8, 40)
     weights = sum(parameter.numel() for parameter in build(model).parameters())
     assert 1.5e9 < weights < 2.5e9
+
+
+def test_the_default_run_is_the_one_that_the_study_measured() -> None:
+    """But for its processes, which do not change a bit of it, and for what is only kept or shown."""
+    here = load_toml(settings_file("preset:default"), RunConfig)
+    measured = replace(ROW, tokens=LONG).config(Path("tokens"), Path("runs/default"))
+    changed = {
+        section.name for section in fields(here) if getattr(here, section.name) != getattr(measured, section.name)
+    }
+    assert changed <= {"parallelism", "checkpoint", "validation", "metrics"}
 
 
 def test_a_file_is_taken_as_it_is_and_an_unknown_name_refused() -> None:

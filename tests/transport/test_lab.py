@@ -89,7 +89,7 @@ def test_a_shaped_line_takes_the_time_of_a_real_one(rate, latency, shaped):
     print(
         f"\n{rate}, {latency} one way: kernel {real:.3f} s, shaped {seconds:.3f} s, {seconds / real - 1:+.1%}", end=""
     )
-    assert seconds == pytest.approx(real, rel=0.1)
+    assert seconds == pytest.approx(real, rel=0.2)  # benchmarks/line_truth.py says how near, on a quiet machine
 
 
 def test_a_lab_leaves_nothing_behind():

@@ -13,8 +13,8 @@ def seconds(nbytes, megabits):
 
 
 def near(value):
-    """Within a tenth, or 5 ms."""
-    return pytest.approx(value, rel=0.1, abs=0.005)
+    """From just before its moment to 1.42 times as late: a busy machine is late, never early; a wrong law doubles."""
+    return pytest.approx(1.2 * value, rel=0.22 / 1.2)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def scene(seen, name):
         began = min(part["began"] for part in parts if part["left"])
         takes.append((max(moment for part in parts for moment in part["arrived"]) - began, began, parts))
     _, began, parts = min(takes, key=lambda take: take[0])
-    assert all(part["posted"] - part["began"] < 0.02 for part in parts), "sending must not block"
+    assert all(part["posted"] - part["began"] < 0.05 for part in parts), "sending must not block"
     return began, parts
 
 
@@ -68,7 +68,7 @@ def test_messages_under_way_share_one_latency(seen):
     began, (_, receiver, _) = scene(seen, "latency")
     assert len(receiver["arrived"]) == 50
     assert receiver["arrived"][0] - began >= 0.04
-    assert receiver["arrived"][-1] - began < 0.06
+    assert receiver["arrived"][-1] - began < 0.12  # one after another they would take 2 s
 
 
 def test_messages_came_when_they_came_however_late_they_are_asked_for(seen):
@@ -83,7 +83,7 @@ def test_jitter_spreads_messages_but_keeps_the_order_in_which_they_were_posted(s
 
 def test_tags_do_not_wait_for_each_other_and_a_limit_ends_one_wait_only(seen):
     receiver = seen[1]["tags"]
-    assert 0.2 <= receiver["limited"] < 0.3
+    assert 0.2 <= receiver["limited"] < 0.45  # the message comes after 0.5
     assert receiver["refused"] == "receiving 8 bytes from peer 0 (tag 1) did not end within 0.2 seconds"
     assert receiver["early"]
     assert receiver["values"] == [1, 2]

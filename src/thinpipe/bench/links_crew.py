@@ -29,6 +29,7 @@ from thinpipe.bench.links_commands import (
 from thinpipe.bench.links_run import Run
 from thinpipe.transport.meeting import MeetingPlace
 
+WORKER = "thinpipe.bench.links_worker"
 START_TIMEOUT = timedelta(seconds=120)
 ANSWER_SECONDS = 1800.0
 END_SECONDS = 15.0
@@ -39,8 +40,11 @@ AnswerType = TypeVar("AnswerType", Timing, Operators, MemoryUse, Ready)
 class Crew:
     """As many processes as a run has stages. A context manager: at the end of the block they are gone."""
 
-    def __init__(self, size: int, *, threads: int = 1, variables: Mapping[str, str] | None = None) -> None:
-        self.size = size
+    def __init__(
+        self, size: int, *, threads: int = 1, variables: Mapping[str, str] | None = None, worker: str = WORKER
+    ) -> None:
+        """`worker` is the module that each process runs: another one may give runs other groups."""
+        self.size, self._worker = size, worker
         self._runs: list[Run] = []
         self._place = MeetingPlace(size, timeout=START_TIMEOUT)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the crew
@@ -52,7 +56,7 @@ class Crew:
 
     def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "thinpipe.bench.links_worker"],
+            [sys.executable, "-m", self._worker],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

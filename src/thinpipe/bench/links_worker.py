@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import IO, assert_never
 
@@ -37,8 +37,10 @@ from thinpipe.bench.links_run import Run
 from thinpipe.bench.memory import peak_resident_nbytes
 from thinpipe.train.engine import Engine
 from thinpipe.transport.groups import open_group
-from thinpipe.transport.shaper import ShapedGroup
+from thinpipe.transport.settings import LinkSection
 
+Opener = Callable[[LinkSection], dist.ProcessGroup]
+"""Makes the group of a run; all processes call it."""
 TIMEOUT = timedelta(seconds=600)
 """Longer than any step on the slowest line."""
 END_SECONDS = 10.0
@@ -48,12 +50,12 @@ END_SECONDS = 10.0
 class PreparedRun:
     """A run that is ready for steps: its engine, its group, its tokens, which never change."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, opener: Opener) -> None:
         self.run, self.steps = run, 0
         shape, generator = run.shape, torch.Generator().manual_seed(0)
         size = (shape.sequences * shape.microbatches, shape.seq_len + 1)
         self.ids_BW = torch.randint(shape.vocab, size, generator=generator)
-        self.group = open_group(run.line.section, timeout=TIMEOUT)
+        self.group = opener(run.line.section)
         config = run.config
         self.bare = BareEngine(run) if run.bare else None
         self.own = None if run.bare else Engine(config, config.model.resolve(shape.vocab), self.group)
@@ -70,13 +72,14 @@ class PreparedRun:
     def close(self) -> None:
         self.own = self.bare = None
         gc.collect()
-        if isinstance(self.group, ShapedGroup):
+        if self.group is not dist.group.WORLD:
             dist.barrier()  # nobody's last message may be under way
-            self.group.close()
+            self.group.shutdown()
 
 
 class Worker:
-    def __init__(self) -> None:
+    def __init__(self, opener: Opener) -> None:
+        self._opener = opener
         self.prepared: list[PreparedRun] = []
 
     def obey(self, command: Command) -> Answer:
@@ -100,7 +103,7 @@ class Worker:
         for run, prepared in there.items():
             if run not in runs:
                 prepared.close()
-        self.prepared = [there.get(run) or PreparedRun(run) for run in runs]
+        self.prepared = [there.get(run) or PreparedRun(run, self._opener) for run in runs]
 
 
 def _time(prepared: PreparedRun, steps: int) -> Timing:
@@ -133,11 +136,15 @@ def _operators(prepared: PreparedRun, rows: int) -> Operators:
     return Operators(step_milliseconds=step_milliseconds, operators=[*table[:rows], rest])
 
 
-def main() -> None:
+def open_gloo(link: LinkSection) -> dist.ProcessGroup:
+    return open_group(link, timeout=TIMEOUT)
+
+
+def main(opener: Opener = open_gloo) -> None:
     answers, commands = _take_output(), _hear_commands()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group("gloo", timeout=TIMEOUT)
-    worker = Worker()
+    worker = Worker(opener)
     while line := commands.get():
         command: Command = msgspec.json.decode(line, type=Command)
         answers.write(msgspec.json.encode(worker.obey(command)) + b"\n")

@@ -20,7 +20,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.files import file_sha256, sync_file, sync_folder, write_atomically
 
 FORMAT_VERSION = 2
-_MANIFEST = "manifest.json"
+MANIFEST, _SUFFIX = "manifest.json", ".safetensors"
 _PARTIAL = ".partial-"
 _REPLACED = f"{_PARTIAL}replaced-"
 
@@ -70,11 +70,11 @@ class Checkpoint:
         self.path, self.manifest = path, manifest
 
     def layer(self, name: str) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = load_file(self.path / _file_name(name))
+        tensors: dict[str, Tensor] = load_file(self.path / layer_file(name))
         return tensors
 
     def has(self, layer: str) -> bool:
-        return _file_name(layer) in self.manifest.files
+        return layer_file(layer) in self.manifest.files
 
     @classmethod
     def open(cls, path: Path, layers: Collection[str] | None = None, *, if_saved: Collection[str] = ()) -> "Checkpoint":
@@ -84,9 +84,9 @@ class Checkpoint:
         """
         manifest = _read_manifest(path)
         if manifest != manifest.sealed():
-            raise UserError(f"{path / _MANIFEST} has changed since it was written: its own sha256 differs")
-        wanted = list(manifest.files) if layers is None else [_file_name(layer) for layer in layers]
-        wanted += [name for name in map(_file_name, if_saved) if name in manifest.files]
+            raise UserError(f"{path / MANIFEST} has changed since it was written: its own sha256 differs")
+        wanted = list(manifest.files) if layers is None else [layer_file(layer) for layer in layers]
+        wanted += [name for name in map(layer_file, if_saved) if name in manifest.files]
         for name in dict.fromkeys(wanted):
             file, entry = path / name, manifest.files.get(name)
             if entry is None:
@@ -126,13 +126,13 @@ class CheckpointFolder:
     def write(self, step: int, layers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, FileEntry]:
         """Some layers, by any number of processes at once. Returns what the manifest has to say of them."""
         partial = self.partial(step)
-        return {_file_name(layer): _write_layer(partial, layer, tensors) for layer, tensors in layers.items()}
+        return {layer_file(layer): _write_layer(partial, layer, tensors) for layer, tensors in layers.items()}
 
     def commit(self, manifest: Manifest, files: Mapping[str, FileEntry]) -> Checkpoint:
         """Done once, after everyone has written: from here on the checkpoint exists."""
         partial, final = self.partial(manifest.step), self._final(manifest.step)
         manifest = msgspec.structs.replace(manifest, files=dict(files)).sealed()
-        write_atomically(partial / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
+        write_atomically(partial / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
         if final.exists():
             final.rename(self.folder / f"{_REPLACED}{final.name}")
         partial.rename(final)
@@ -148,7 +148,7 @@ class CheckpointFolder:
         shutil.rmtree(self.partial(step), ignore_errors=True)
 
     def _final(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}"
+        return self.folder / step_folder(step)
 
     def partial(self, step: int) -> Path:
         """Where the files of a checkpoint are until it is committed."""
@@ -170,11 +170,13 @@ class CheckpointFolder:
                 problems.append(str(error))
         return None, problems
 
-    def keep_latest(self, count: int) -> None:
-        """Removes all but the newest `count`; 0 keeps all."""
+    def keep_latest(self, count: int, *, besides: Collection[Path] = ()) -> None:
+        """Removes all but the newest `count`, and but those `besides`; 0 keeps all."""
         for path in self._paths()[count:] if count else []:
+            if path in besides:
+                continue
             # Without its manifest a folder is no checkpoint, so a kill in the middle leaves nothing half-valid.
-            (path / _MANIFEST).unlink(missing_ok=True)
+            (path / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(path)
 
     def _paths(self) -> list[Path]:
@@ -195,7 +197,7 @@ class CheckpointFolder:
 
 def _read_manifest(path: Path) -> Manifest:
     try:
-        data = (path / _MANIFEST).read_bytes()
+        data = (path / MANIFEST).read_bytes()
         header = msgspec.json.decode(data, type=_Header)
         if header.format_version != FORMAT_VERSION:
             raise UserError(
@@ -204,17 +206,26 @@ def _read_manifest(path: Path) -> Manifest:
             )
         return msgspec.json.decode(data, type=Manifest)
     except FileNotFoundError:
-        raise UserError(f"{path} is no checkpoint: it has no {_MANIFEST}") from None
+        raise UserError(f"{path} is no checkpoint: it has no {MANIFEST}") from None
     except msgspec.DecodeError as error:
-        raise UserError(f"{path / _MANIFEST} cannot be read: {error}") from None
+        raise UserError(f"{path / MANIFEST} cannot be read: {error}") from None
 
 
-def _file_name(layer: str) -> str:
-    return f"{layer}.safetensors"
+def step_folder(step: int) -> str:
+    """The name of a checkpoint's folder; they sort by step."""
+    return f"step-{step:08d}"
+
+
+def layer_file(layer: str) -> str:
+    return f"{layer}{_SUFFIX}"
+
+
+def layer_of(file: str) -> str:
+    return file.removesuffix(_SUFFIX)
 
 
 def _write_layer(folder: Path, layer: str, tensors: Mapping[str, Tensor]) -> FileEntry:
-    path = folder / _file_name(layer)
+    path = folder / layer_file(layer)
     try:
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:  # how its writer reports a full disk

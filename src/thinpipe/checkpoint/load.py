@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from thinpipe.checkpoint.folder import Checkpoint, CheckpointFolder
+from thinpipe.checkpoint.folder import MANIFEST, Checkpoint, CheckpointFolder
 from thinpipe.checkpoint.state import model_config_of, restore
 from thinpipe.core.errors import UserError
 from thinpipe.models import Model, build, materialise
@@ -13,7 +13,7 @@ from thinpipe.models import Model, build, materialise
 
 def find_checkpoint(path: Path, layers: Collection[str] | None = None) -> Checkpoint:
     """The named checkpoint, or the newest whole one of the named run; whole as far as these layers go."""
-    if (path / "manifest.json").is_file():
+    if (path / MANIFEST).is_file():
         return Checkpoint.open(path, layers)
     checkpoint, problems = CheckpointFolder(path / "checkpoints").newest_whole(layers)
     if checkpoint is None:

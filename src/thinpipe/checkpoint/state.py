@@ -6,6 +6,7 @@ processes hold them. No random state is kept: everything random is drawn from se
 
 import platform
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -35,7 +36,7 @@ def describe(model: Model, *, step: int = 0, samples_seen: int = 0, data_sha256:
         data_sha256=data_sha256,
         run=run,
         family=config.family,
-        model=msgspec.to_builtins(config),
+        model=asdict(config),  # all fields: msgspec leaves out defaults of what it has read itself
         basis_version=basis.version if basis else None,
         basis_sha256=basis.hash if basis else None,
         versions=versions(),

@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"thinpipe: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:  # `thinpipe ... | head` has seen enough; what is still buffered must not complain either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

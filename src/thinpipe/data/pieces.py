@@ -1,7 +1,7 @@
 """Cuts a long text so that tokenizing it takes bounded memory and uses all cores, without changing the tokens.
 
 Byte-level tokenizers (GPT-2, GPT-4, Llama 3 and ours) first split text by a pattern that always splits before a space
-that is not followed by more white space. Cutting there gives the same tokens as not cutting.
+that is followed by something else than white space. Cutting there gives the same tokens as not cutting.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -40,6 +40,7 @@ def _harmless_cut(text: str, start: int, limit: int) -> int | None:
     """The last place in start + 1 ... limit before such a space; looks back over half a piece only."""
     place = limit + 1
     while (place := text.rfind(" ", (start + limit) // 2 + 1, place)) != -1:
-        if not text[place + 1 : place + 2].isspace():
+        following = text[place + 1 : place + 2]
+        if following and not following.isspace():  # spaces at the end of a text belong together
             return place
     return None

@@ -107,6 +107,12 @@ class Broker:
     def invites(self) -> Mapping[str, str]:
         return dict(self._members.invites)
 
+    def knows(self, public_key: str) -> bool:
+        """Whether somebody has this key already."""
+        members = self._members
+        own = (KeyPair.from_seed(seed).public_key for seed in (members.hub_seed, members.admin_seed))
+        return public_key in (*members.peers.values(), *members.invites.values(), *own)
+
     @property
     def running(self) -> bool:
         return self._server.running

@@ -8,6 +8,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from thinpipe.swarm.reading import read
+
 FILE, KEEP = "file", "keep"
 MOST_NBYTES = 1 << 20
 """Of one piece."""
@@ -77,12 +79,7 @@ KEEP_ANSWERS = msgspec.msgpack.Decoder(KeepAnswer)
 
 def decode(decoder: msgspec.msgpack.Decoder[Message], data: bytes) -> Message | None:
     """None for whatever is not such a message."""
-    if len(data) > _MOST_REQUEST_NBYTES:
-        return None
-    try:
-        return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+    return None if len(data) > _MOST_REQUEST_NBYTES else read(decoder, data)
 
 
 def is_plain(name: str) -> bool:

@@ -15,6 +15,10 @@ class Hearts:
     def beat(self, name: str, now: float) -> None:
         self._last[name] = now
 
+    def excuse(self, seconds: float) -> None:
+        """We did not listen for so long: nobody is to blame for it."""
+        self._last = {name: last + seconds for name, last in self._last.items()}
+
     def newly_lost(self, now: float) -> Iterable[str]:
         """Those whose last beat is too long ago; each is told once, until it beats again."""
         lost = [name for name, last in self._last.items() if now - last > self._lost_after]

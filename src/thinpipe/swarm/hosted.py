@@ -8,7 +8,7 @@ from typing import Protocol
 from thinpipe.core.events import AnyEvent
 from thinpipe.swarm.assign import Assignment, Machine
 from thinpipe.swarm.file_service import Accepted
-from thinpipe.swarm.messages import Measure
+from thinpipe.swarm.messages import Measure, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Hosted(Protocol):
         ...
 
     def begin(self, shares: Sequence[int]) -> Beginning:
-        """From the newest whole checkpoint."""
+        """From the newest whole checkpoint. Called once for every epoch."""
         ...
 
     def compare(self, hashes: Mapping[str, str]) -> str:
@@ -44,8 +44,8 @@ class Hosted(Protocol):
         """The file of this name that peers may fetch."""
         ...
 
-    def saved(self, peer: str, names: Sequence[str], manifest: bytes) -> str:
-        """One of these peers has its part of this checkpoint and sends its files next; why not, or an empty text."""
+    def saved(self, peer: str, names: Sequence[str], manifest: bytes) -> Verdict:
+        """One of these peers has its part of this checkpoint and sends its files next, if it may."""
         ...
 
     def accept(self, peer: str, name: str) -> Accepted | None: ...

@@ -1,28 +1,26 @@
 """The hub of a run: answers what peers ask, and is the only one to say who belongs and who computes what."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from nats.aio.msg import Msg
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent
 from thinpipe.core.files import write_atomically
-from thinpipe.swarm.broker import Broker
-from thinpipe.swarm.broker_config import HUB, check_name
+from thinpipe.swarm.broker import Broker, BrokerError
+from thinpipe.swarm.broker_config import HUB
 from thinpipe.swarm.file_requests import FILE, KEEP
 from thinpipe.swarm.file_service import FileService, KeepService
+from thinpipe.swarm.gate import Gate
 from thinpipe.swarm.hearts import LOST_AFTER_SECONDS, Hearts
-from thinpipe.swarm.hosted import Hosted
-from thinpipe.swarm.invite import Invite
-from thinpipe.swarm.keys import KeyPair, is_public_key
+from thinpipe.swarm.hosted import Beginning, Hosted
 from thinpipe.swarm.line_test import SERVICE as LINE
 from thinpipe.swarm.line_test import line_service
 from thinpipe.swarm.messages import (
@@ -30,17 +28,17 @@ from thinpipe.swarm.messages import (
     AdminRequest,
     Answer,
     Done,
-    JoinAnswer,
-    JoinRequest,
     Measure,
     NextRequest,
     Ready,
+    Refused,
     SavedRequest,
     TokensRequest,
     Verdict,
     Wait,
     Work,
 )
+from thinpipe.swarm.reading import read, say
 from thinpipe.swarm.roster import Epoch, Roster
 from thinpipe.swarm.services import Service, serve
 from thinpipe.swarm.status import PeerStatus, Status
@@ -52,9 +50,11 @@ from thinpipe.transport.nats.requests import SERVICE as STORE
 
 ANSWER_SECONDS = 10.0
 """A peer that asks what to do is answered after so long, if only that it has to wait."""
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS, _LATE_SECONDS = 0.2, 2.0
 _FAREWELL_SECONDS = 15.0
 """For peers to hear that the run has ended."""
+_MOST_EVENT_NBYTES, _MOST_LINE = 256 << 10, 5000
+_EVENTS: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 Request = TypeVar("Request", bound=msgspec.Struct)
 
@@ -76,7 +76,7 @@ class Hub:
     """`tell` is given lines for the person who runs it."""
 
     def __init__(self, broker: Broker, hosted: Hosted, settings: HubSettings, tell: Callable[[str], None]) -> None:
-        self.broker, self.hosted, self.settings, self._tell = broker, hosted, settings, tell
+        self.broker, self.hosted, self.settings, self._show = broker, hosted, settings, tell
         self._epochs = EpochFile(broker.folder / "epoch")
         self.roster = Roster(
             wanted=settings.peers,
@@ -90,8 +90,10 @@ class Hub:
         self._votes = VoteService()
         self._stop_wanted, self._stopping = False, ""
         self._gone = asyncio.Event()
-        self._admitting: dict[str, str] = {}
-        """Names by invite, until the server knows them."""
+        self.gate = Gate(broker, run=settings.run, public_url=settings.public_url, code=hosted.code, tell=self._tell)
+        self._beginning: Beginning
+        """Of the current epoch."""
+        self._store = StoreService()
 
     async def run(self, begin: "Callable[[Hub], Awaitable[None]]") -> str:
         """Until the run has ended, or `stop` is called; returns why. `begin` is called once peers can be answered."""
@@ -112,7 +114,7 @@ class Hub:
             "event": self._event,
             "status": self._status,
             "admin": self._admin,
-            STORE: StoreService(),
+            STORE: self._store,
             VOTE: self._votes,
             FILE: FileService(self.hosted.find),
             KEEP: KeepService(self.hosted.accept, self.hosted.kept),
@@ -120,8 +122,7 @@ class Hub:
         }
         for name, service in services.items():
             await serve(self._client, name, service)
-        await self._client.subscribe("join.*", cb=self._join)
-        await self._client.flush(timeout=10)
+        await self.gate.open(self._client)
         try:
             await begin(self)
             return await self._watch()
@@ -130,14 +131,20 @@ class Hub:
 
     async def _watch(self) -> str:
         ended_at: float | None = None
+        looked = time.monotonic()
         while not self._gone.is_set():
             now = time.monotonic()
+            if now - looked > _LATE_SECONDS:  # this machine slept, or was busy: beats wait to be heard
+                self._hearts.excuse(now - looked)
+            looked = now
             for name in self._hearts.newly_lost(now):
                 if name in self.roster.present:
                     await self._client.publish("bcast.lost", name.encode())
                     await self._remove(name, f"{name} is lost: nothing was heard of it")
             if self._stop_wanted and not self.roster.at_work:
                 self._stopping = "stopped by the hub's owner; the same command goes on"
+            elif self._stop_wanted:  # again and again, for those who have begun to listen just now
+                await self._client.publish("bcast.stop", b"")
             ended = self._stopping or self.hosted.ended
             if ended and ended_at is None:
                 ended_at = now
@@ -147,64 +154,11 @@ class Hub:
             await asyncio.sleep(_LOOK_SECONDS)
         raise ConnectionError(f"nats-server is gone. The end of its log:\n{self.broker.log_tail()}")
 
-    async def stop(self) -> None:
-        """Asks the peers to save and to stop."""
+    def stop(self) -> None:
+        """Asks the peers to save and to stop. No epoch begins any more."""
         self._stop_wanted = True
-        await self._client.publish("bcast.stop", b"")
-
-    async def invite(self) -> Invite:
-        """A new one, for one newcomer."""
-        pair, identity = KeyPair.new(), f"i{secrets.token_hex(6)}"
-        await asyncio.to_thread(self.broker.add_invite, identity, pair.public_key)
-        return Invite(
-            url=self.settings.public_url,
-            run=self.settings.run,
-            fingerprint=self.broker.fingerprint,
-            id=identity,
-            seed=pair.seed,
-        )
 
     # What peers ask. `peer` is who asks: the server lets nobody ask as another.
-
-    async def _join(self, message: Msg) -> None:
-        """Answers first: the invite's connection is cut as soon as the server knows that the invite is used up."""
-        invite = message.subject.split(".")[1]
-        request = _decode(message.data, JoinRequest)
-        if (
-            request is None
-            or not message.reply.startswith(f"_INBOX.{invite}.")
-            or not is_public_key(request.public_key)
-        ):
-            return
-        if invite not in self.broker.invites or invite in self._admitting:
-            return
-        name = request.name or self._free_name()
-        answer = JoinAnswer(name=name, refusal=self._why_not(request, name))
-        if not answer.refusal:
-            self._admitting[invite] = name
-        await self._client.publish(message.reply, _encode(answer))
-        if answer.refusal:
-            return
-        await self._client.flush(timeout=10)
-        try:
-            await asyncio.to_thread(self.broker.admit, invite, name, request.public_key)
-        finally:
-            del self._admitting[invite]
-        self._tell(f"{name} has joined")
-
-    def _why_not(self, request: JoinRequest, name: str) -> str:
-        if request.code != self.hosted.code:
-            return f"you run {request.code[:200]!r} and the hub {self.hosted.code!r}: install the same"
-        try:
-            check_name(name)
-        except UserError as error:
-            return str(error)
-        taken = (*self.broker.peers, *self.broker.invites, *self._admitting.values())
-        return f"there is a peer {name} already: choose another --name" if name in taken else ""
-
-    def _free_name(self) -> str:
-        taken = {*self.broker.peers, *self._admitting.values()}
-        return next(name for number in range(1 << 30) if (name := f"p{number}") not in taken)
 
     async def _beat(self, peer: str, _data: bytes) -> None:
         if peer in self.broker.peers:
@@ -214,12 +168,14 @@ class Hub:
         request = _decode(data, NextRequest)
         if request is None or peer not in self.broker.peers:
             return None
+        if other := self.gate.other_code(request.code):
+            return _encode(Refused(text=other))
         if peer not in self.roster.present:
             self._tell(f"{peer} is there")
         self._hearts.beat(peer, time.monotonic())
         over = self.roster.asked(peer, request, time.monotonic())
         if over is not None:
-            await self._over(over)
+            await self._over(say(over))
         await self._notify()
         return _encode(await self._answer(peer))
 
@@ -229,7 +185,7 @@ class Hub:
             if self._stopping or self.hosted.ended:
                 return Done(text=self._stopping or self.hosted.ended)
             before = self.roster.last_epoch
-            found = self.roster.next_for(peer, time.monotonic())
+            found = None if self._stop_wanted else self.roster.next_for(peer, time.monotonic())
             if self.roster.last_epoch != before:
                 await self._begun()
             if isinstance(found, Measure):
@@ -247,18 +203,19 @@ class Hub:
         epoch = self.roster.current
         assert epoch is not None
         self._epochs.write(epoch.number)
+        self._store.clear()
         await self._votes.begin(epoch.number, epoch.names)
-        shares = ", ".join(f"{name}: {len(segments)}" for name, segments in epoch.assignment.places)
+        self._beginning = self.hosted.begin(list(epoch.shares.values()))
+        shares = ", ".join(f"{name}: {share}" for name, share in epoch.shares.items())
         self._tell(f"epoch {epoch.number}: segments {shares}; slowest part: {epoch.assignment.bottleneck}")
         await self._notify()
 
     def _work(self, epoch: Epoch) -> Work:
-        shares = [len(segments) for _, segments in epoch.assignment.places]
-        beginning = self.hosted.begin(shares)
+        beginning = self._beginning
         return Work(
             epoch=epoch.number,
             names=epoch.names,
-            shares=shares,
+            shares=list(epoch.shares.values()),
             lives=dict(epoch.lives),
             settings=beginning.settings,
             manifest=beginning.manifest,
@@ -296,16 +253,14 @@ class Hub:
             return None
         if latest is None or latest.number != request.epoch or peer not in latest.names:
             return _encode(Verdict(refusal="it is not of this epoch"))
-        return _encode(Verdict(refusal=self.hosted.saved(peer, latest.names, request.manifest)))
+        return _encode(self.hosted.saved(peer, latest.names, request.manifest))
 
     async def _event(self, peer: str, data: bytes) -> None:
-        if self.roster.current is None or peer != self.roster.current.names[0]:
+        if self.roster.current is None or peer != self.roster.current.names[0] or len(data) > _MOST_EVENT_NBYTES:
             return
-        try:
-            event: AnyEvent = msgspec.json.decode(data, type=AnyEvent)
-        except msgspec.MsgspecError:
-            return
-        self.hosted.heard(event)
+        event = read(_EVENTS, data)
+        if event is not None and b"\\u00" not in data:  # so JSON writes what could move a cursor
+            self.hosted.heard(event)
 
     async def _status(self, _peer: str, _data: bytes) -> bytes | None:
         return _encode(self.status())
@@ -316,16 +271,16 @@ class Hub:
             return None
         try:
             return _encode(AdminAnswer(text=await self._carry_out(request)))
-        except UserError as error:
+        except (UserError, BrokerError) as error:
             return _encode(AdminAnswer(refusal=str(error)))
 
     async def _carry_out(self, request: AdminRequest) -> str:
         if request.what == "invite":
-            return (await self.invite()).line()
+            return (await self.gate.invite()).line()
         if request.what == "kick":
             await self.kick(request.name)
             return f"{request.name} is removed and cannot come back without a new invite"
-        await self.stop()
+        self.stop()
         return "the run saves and stops"
 
     async def kick(self, name: str) -> None:
@@ -339,9 +294,9 @@ class Hub:
 
     def status(self) -> Status:
         roster, epoch = self.roster, self.roster.current
-        places = {} if epoch is None else {name: len(segments) for name, segments in epoch.assignment.places}
+        shares = {} if epoch is None else epoch.shares
         peers = [
-            PeerStatus(name=name, segments=places.get(name, 0), report=roster.report_of(name))
+            PeerStatus(name=name, segments=shares.get(name, 0), report=roster.report_of(name))
             for name in roster.present
         ]
         return Status(
@@ -373,6 +328,9 @@ class Hub:
         await self._votes.end()
         await self._client.publish("bcast.over", f"{self.roster.last_epoch} {why}".encode())
 
+    def _tell(self, text: str) -> None:
+        self._show(say(text, _MOST_LINE))
+
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
@@ -396,7 +354,9 @@ def _encode(message: msgspec.Struct) -> bytes:
 
 
 def _decode(data: bytes, kind: type[Request]) -> Request | None:
-    try:
-        return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.MsgspecError:
-        return None
+    return read(_decoder(kind), data)
+
+
+@cache
+def _decoder(kind: type[Request]) -> "msgspec.msgpack.Decoder[Request]":
+    return msgspec.msgpack.Decoder(kind)

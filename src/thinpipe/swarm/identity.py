@@ -2,10 +2,13 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
 
 from thinpipe.core.config import dump_toml, load_toml
 from thinpipe.core.errors import UserError
@@ -13,12 +16,12 @@ from thinpipe.core.files import write_atomically
 from thinpipe.swarm.invite import Invite
 from thinpipe.swarm.keys import KeyPair
 from thinpipe.swarm.messages import JoinAnswer, JoinRequest
-from thinpipe.transport.nats.dial import UnreachableError, connect
+from thinpipe.transport.nats.dial import UnknownKeyError, UnreachableError, connect
 from thinpipe.transport.nats.post import Address
 
 _FILE = "identity.toml"
 _ANSWER_SECONDS = 30.0
-_TRY_SECONDS = 5.0
+_TRY_SECONDS, _KNOWN_SECONDS = 15.0, 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +53,39 @@ def accept_invite(invite: Invite, folder: Path, *, name: str, code: str) -> Iden
             f"{folder} belongs to another invite (run {known.run}, as {known.name}): give --folder another one, "
             f"or go on as {known.name} with `thinpipe join {folder}`"
         )
-    pair = KeyPair.new()
-    answer = _ask_until_answered(invite, JoinRequest(public_key=pair.public_key, name=name, code=code))
-    if answer.refusal:
-        raise UserError(f"the hub refused: {answer.refusal}")
+    pair, began = KeyPair.new(), time.monotonic()
+    while True:
+        try:
+            identity = asyncio.run(_join(invite, pair, name, code))
+        except (UnreachableError, UnknownKeyError) as error:
+            # The server turns away those who are signing in while it reads its settings again.
+            patience = _KNOWN_SECONDS if isinstance(error, UnknownKeyError) else _TRY_SECONDS
+            if time.monotonic() - began > patience:
+                raise
+            time.sleep(0.2)
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / _FILE, dump_toml(identity).encode(), mode=0o600)
+        return identity
+
+
+async def _join(invite: Invite, pair: KeyPair, name: str, code: str) -> Identity:
+    """Is told our name, says that it was heard, and sees that our own key opens the door."""
+    request = JoinRequest(public_key=pair.public_key, name=name, code=code)
+    client = await connect(
+        invite.url, invite.fingerprint, invite.seed, inbox=f"_INBOX.{invite.id}", on_down=lambda _error: None
+    )
+    try:
+        answer = await _ask(client, invite, request)
+        if answer.refusal:
+            raise UserError(f"the hub refused: {answer.refusal}")
+        heard = msgspec.structs.replace(request, name=answer.name, heard=True)
+        with suppress(NatsError, OSError):  # whether it has arrived, we see below
+            subject, inbox = f"join.{invite.id}", f"_INBOX.{invite.id}.heard"
+            await client.publish(subject, msgspec.msgpack.encode(heard), reply=inbox)
+            await client.flush(timeout=5)
+    finally:
+        await client.close()
     identity = Identity(
         run=invite.run,
         invite=invite.id,
@@ -62,33 +94,38 @@ def accept_invite(invite: Invite, folder: Path, *, name: str, code: str) -> Iden
         name=answer.name,
         seed=pair.seed,
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / _FILE, dump_toml(identity).encode(), mode=0o600)
+    await _try(identity)
     return identity
 
 
-def _ask_until_answered(invite: Invite, request: JoinRequest) -> JoinAnswer:
-    """The server hangs up on those who are signing in while it reads its settings again, as when another joins."""
-    deadline = time.monotonic() + _TRY_SECONDS
-    while True:
-        try:
-            return asyncio.run(_ask(invite, request))
-        except UnreachableError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.2)
-
-
-async def _ask(invite: Invite, request: JoinRequest) -> JoinAnswer:
-    client = await connect(
-        invite.url, invite.fingerprint, invite.seed, inbox=f"_INBOX.{invite.id}", on_down=lambda _error: None
-    )
+async def _ask(client: Client, invite: Invite, request: JoinRequest) -> JoinAnswer:
     try:
-        answer = await client.request(f"join.{invite.id}", msgspec.msgpack.encode(request), timeout=_ANSWER_SECONDS)
+        data = msgspec.msgpack.encode(request)
+        answer = await client.request(f"join.{invite.id}", data, timeout=_ANSWER_SECONDS)
         return msgspec.msgpack.decode(answer.data, type=JoinAnswer)
-    except Exception as error:
-        raise UserError(
+    except (NatsError, OSError, msgspec.MsgspecError) as error:
+        raise UnreachableError(
             f"the hub at {invite.url} did not answer ({error!r}): see that it runs, and try again"
         ) from error
-    finally:
-        await client.close()
+
+
+async def _try(identity: Identity) -> None:
+    """The server knows our key a moment after we said that we had heard our name."""
+    deadline = time.monotonic() + _KNOWN_SECONDS
+    while True:
+        try:
+            address = identity.address
+            client = await connect(
+                address.url,
+                address.fingerprint,
+                address.seed,
+                inbox=f"_INBOX.{address.name}",
+                on_down=lambda _error: None,
+            )
+        except (UnreachableError, UnknownKeyError):
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+        else:
+            await client.close()
+            return

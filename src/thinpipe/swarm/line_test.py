@@ -11,10 +11,12 @@ import statistics
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
 from thinpipe.core.errors import UserError
+from thinpipe.swarm.reading import read
 from thinpipe.transport.nats.post import Post
 
 SERVICE = "line"
@@ -33,7 +35,7 @@ _FULL_SECONDS = 0.1
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    answer_nbytes: int
+    answer_nbytes: Annotated[int, msgspec.Meta(ge=0, le=MOST_NBYTES)]
     payload: bytes = b""
 
 
@@ -48,11 +50,8 @@ _DECODER = msgspec.msgpack.Decoder(Probe)
 
 async def line_service(peer: str, data: bytes) -> bytes | None:  # noqa: ARG001  all peers may ask
     """The hub's part. The server limits how long a question may be."""
-    try:
-        asked = _DECODER.decode(data)
-    except msgspec.DecodeError:
-        return None
-    return _noise(asked.answer_nbytes) if 0 <= asked.answer_nbytes <= MOST_NBYTES else None
+    asked = read(_DECODER, data)
+    return None if asked is None else _noise(asked.answer_nbytes)
 
 
 def measure_latency(post: Post, *, rounds: int = 10, patience_seconds: float = PATIENCE_SECONDS) -> float:

@@ -16,8 +16,8 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-_WAIT_SECONDS = 3.0
-"""For the server of a program that was killed a moment ago."""
+_WAIT_SECONDS = 8.0
+"""For the server of a program that was killed a moment ago: more than its keeper gives it to end."""
 
 
 class FolderLock:

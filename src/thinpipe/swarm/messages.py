@@ -1,10 +1,17 @@
 """What peers ask the hub and what it answers, beside files and the store. Only these fields, of these types."""
 
-from typing import Literal
+from math import isfinite
+from typing import Annotated, Literal
 
 import msgspec
 
-from thinpipe.swarm.reports import MachineReport
+from thinpipe.swarm.reports import Above0, MachineReport
+
+MOST_WORDS = 500
+"""Characters of a text that peers send for people."""
+_Short = Annotated[str, msgspec.Meta(max_length=200)]
+_Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -14,11 +21,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class JoinRequest(Message, frozen=True, kw_only=True):
     """With the key of an invite."""
 
-    public_key: str
-    name: str = ""
+    public_key: _Short
+    name: _Short = ""
     """That the newcomer would like to have; empty: the hub gives one."""
-    code: str
+    code: _Short
     """Which thinpipe it runs: compared before the invite is used up."""
+    heard: bool = False
+    """The newcomer knows the name that it was told, which is here, and comes in now."""
 
 
 class JoinAnswer(Message, frozen=True, kw_only=True):
@@ -29,16 +38,22 @@ class JoinAnswer(Message, frozen=True, kw_only=True):
 class NextRequest(Message, frozen=True, kw_only=True):
     """What shall I do? The hub answers when it knows, or after a while that it does not."""
 
-    life: str
+    life: _Short
     """Another one whenever the program was started: what an earlier one has sent is not believed."""
+    code: _Short
+    """Which thinpipe it runs: who comes back may have another than when it joined."""
     report: MachineReport | None = None
     """None: the machine is not measured yet."""
-    took_part_in: int = 0
+    took_part_in: _Count = 0
     """The epoch that this peer has just left; 0: none."""
-    why: str = ""
+    why: _Words = ""
     """It left, if something went wrong."""
-    together_bps: tuple[float, float] | None = None
+    together_bps: tuple[Above0, Above0] | None = None
     """Up and down, measured while all others measured too."""
+
+    def __post_init__(self) -> None:
+        if not all(map(isfinite, self.together_bps or ())):
+            raise ValueError("rates must be finite")
 
 
 class Wait(Message, frozen=True, kw_only=True, tag="wait"):
@@ -82,37 +97,45 @@ class Done(Message, frozen=True, kw_only=True, tag="done"):
     text: str
 
 
-Answer = Wait | Measure | Work | Done
+class Refused(Message, frozen=True, kw_only=True, tag="refused"):
+    """There is no use in asking again."""
+
+    text: str
+
+
+Answer = Wait | Measure | Work | Done | Refused
 
 
 class Ready(Message, frozen=True, kw_only=True):
     """What this peer has, to be compared with what the hub has."""
 
-    epoch: int
-    hashes: dict[str, str]
+    epoch: _Count
+    hashes: Annotated[dict[_Short, _Short], msgspec.Meta(max_length=20)]
 
 
 class Verdict(Message, frozen=True, kw_only=True):
     refusal: str = ""
+    later: bool = False
+    """Not now: ask again in a moment."""
 
 
 class TokensRequest(Message, frozen=True, kw_only=True):
     split: Literal["train", "validation"]
-    index: int
+    index: _Count
     """Samples seen before the batch, or the number of the validation batch."""
 
 
 class SavedRequest(Message, frozen=True, kw_only=True):
     """This peer has its part of a checkpoint and will send its files."""
 
-    epoch: int
+    epoch: _Count
     manifest: bytes
 
 
 class AdminRequest(Message, frozen=True, kw_only=True):
     """From who owns the hub's folder."""
 
-    what: Literal["status", "kick", "invite", "stop"]
+    what: Literal["kick", "invite", "stop"]
     name: str = ""
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 
+from thinpipe.core.units import format_bytes, say_flops, say_rate
 from thinpipe.swarm.assign import Machine
 
 Above0 = Annotated[float, msgspec.Meta(gt=0)]
@@ -37,6 +38,13 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
         numbers = (self.processor.flops, self.up_bps, self.down_bps, self.latency_s)
         if not all(math.isfinite(number) for number in numbers):
             raise ValueError("a machine's figures must be finite")
+
+    def in_words(self) -> str:
+        return (
+            f"this machine: {say_flops(self.processor.flops)}, {format_bytes(self.processor.memory_nbytes)} of memory; "
+            f"its line: {say_rate(self.up_bps)} up, {say_rate(self.down_bps)} down, "
+            f"{self.latency_s * 1e3:.0f} ms there and back"
+        )
 
     def machine(self, name: str) -> Machine:
         """As `assign` wants it."""

@@ -28,6 +28,11 @@ class Epoch:
     def names(self) -> list[str]:
         return [name for name, _ in self.assignment.places]
 
+    @property
+    def shares(self) -> dict[str, int]:
+        """How many segments each has."""
+        return {name: len(segments) for name, segments in self.assignment.places}
+
 
 @dataclass
 class _Peer:
@@ -62,6 +67,8 @@ class Roster:
     _waiting_since: float | None = None
     problem: str = ""
     """Why those who are there are not enough."""
+    _not_enough: object = None
+    """Those who are not: nothing is tried again with them."""
 
     @property
     def present(self) -> list[str]:
@@ -87,7 +94,8 @@ class Roster:
             self._alone = None
         if request.together_bps is not None:
             known.together, known.measuring_together = request.together_bps, False
-        known.report, known.epoch = request.report, max(known.epoch, request.took_part_in)
+        known.report = request.report
+        known.epoch = max(known.epoch, min(request.took_part_in, self.last_epoch))
         if self.current is not None and name in self.current.names and known.epoch >= self.current.number:
             over = over or f"{name} stopped: {request.why or 'it was asked to'}"
             self._end_epoch()
@@ -161,12 +169,14 @@ class Roster:
 
     def _begin(self) -> Epoch | None:
         machines = [peer.report.machine(name) for name, peer in self._peers.items() if peer.report is not None]
+        if self._not_enough == (machines, self.hub_rates):
+            return None
         try:
             assignment = self.assigner(machines, *self.hub_rates)
         except UserError as error:
-            self.problem = str(error)
+            self.problem, self._not_enough = str(error), (machines, self.hub_rates)
             return None
-        self.problem = ""
+        self.problem, self._not_enough = "", None
         self.last_epoch += 1
         lives = {name: self._peers[name].number for name, _ in assignment.places}
         self.current = self.latest = Epoch(self.last_epoch, assignment, lives)

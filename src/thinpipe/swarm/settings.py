@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import tyro
 
@@ -64,6 +65,15 @@ class JoinConfig:
     """Use no more than this, for example 12GB. Default: what is free."""
     patience_seconds: float = 600.0
     """How long to try when the hub cannot be reached."""
+    address: str | None = None
+    """Dial the hub here instead: for who sits beside it, such as 127.0.0.1 on the hub's own machine."""
+
+    def address_in(self, url: str) -> str:
+        """The url to dial."""
+        if self.address is None:
+            return url
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"tls://{host}:{urlsplit(url).port}"
 
     def __post_init__(self) -> None:
         if self.memory is not None:

@@ -4,10 +4,15 @@ import asyncio
 
 import msgspec
 
+from thinpipe.swarm.reading import read
 from thinpipe.transport.nats.requests import Answered, Asked
 
-MOST_KEYS, MOST_VALUE_NBYTES, MOST_WAIT_SECONDS = 100_000, 1 << 20, 3600.0
+MOST_KEYS, MOST_KEY_CHARACTERS, MOST_VALUE_NBYTES = 10_000, 200, 4096
+"""Processes meet here; they send each other nothing large this way."""
+MOST_KEYS_AT_ONCE = 1000
+MOST_WAIT_SECONDS = 3600.0
 
+_MOST_DIGITS = 18
 _DECODER = msgspec.msgpack.Decoder(Asked)
 
 
@@ -19,11 +24,14 @@ class StoreService:
         self._changed = asyncio.Condition()
 
     async def __call__(self, peer: str, data: bytes) -> bytes | None:  # noqa: ARG002  all peers share it
-        try:
-            asked = _DECODER.decode(data)
-        except msgspec.DecodeError:
+        asked = read(_DECODER, data)
+        if asked is None or not _makes_sense(asked):
             return None
         return msgspec.msgpack.encode(await self._answer(asked))
+
+    def clear(self) -> None:
+        """What earlier epochs have left is of no use to the next."""
+        self._values.clear()
 
     async def _answer(self, asked: Asked) -> Answered:
         if asked.what == "count":
@@ -49,7 +57,7 @@ class StoreService:
             return Answered(found=True, value=value)
 
     def _change(self, asked: Asked) -> Answered:
-        (key,) = asked.keys or [""]
+        (key,) = asked.keys
         known = self._values.get(key)
         too_much = len(asked.value) > MOST_VALUE_NBYTES or (known is None and len(self._values) >= MOST_KEYS)
         if asked.what == "delete":
@@ -60,9 +68,21 @@ class StoreService:
             self._values[key] = asked.value
             return Answered(found=True)
         if asked.what == "add":
-            number = (int(known) if known else 0) + asked.amount
+            number = _number(known) + asked.amount
             self._values[key] = str(number).encode()
             return Answered(found=True, number=number)
         if (known or b"") == asked.expected:
             self._values[key] = asked.value
         return Answered(found=True, value=self._values.get(key, asked.expected))
+
+
+def _makes_sense(asked: Asked) -> bool:
+    keys = len(asked.keys)
+    wanted = {"wait": 0 < keys <= MOST_KEYS_AT_ONCE, "count": keys == 0}.get(asked.what, keys == 1)
+    return wanted and all(len(key) <= MOST_KEY_CHARACTERS for key in asked.keys)
+
+
+def _number(value: bytes | None) -> int:
+    """What was counted before; text that is no number counts as nothing."""
+    digits = (value or b"").removeprefix(b"-")
+    return int(value or b"") if digits.isdigit() and len(digits) < _MOST_DIGITS else 0

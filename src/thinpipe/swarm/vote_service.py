@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from thinpipe.swarm.ballot import Ballot, Kind, VoteError
+from thinpipe.swarm.reading import read
 
 SERVICE = "vote"
 MOST_WAIT_SECONDS = 20.0
@@ -28,6 +29,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     refusal: str = ""
 
 
+_VOTES = msgspec.msgpack.Decoder(Vote)
+
+
 class VoteService:
     def __init__(self) -> None:
         self._ballot: Ballot | None = None
@@ -45,11 +49,10 @@ class VoteService:
             self._changed.notify_all()
 
     async def __call__(self, peer: str, data: bytes) -> bytes | None:
-        try:
-            vote = msgspec.msgpack.decode(data, type=Vote)
-            numbers = np.frombuffer(vote.numbers, "<f8")
-        except (msgspec.MsgspecError, ValueError, RecursionError):
+        vote = read(_VOTES, data)
+        if vote is None or len(vote.numbers) % 8:
             return None
+        numbers = np.frombuffer(vote.numbers, "<f8")
         return msgspec.msgpack.encode(await self._answer(peer, vote, numbers))
 
     async def _answer(self, peer: str, vote: Vote, numbers: np.ndarray) -> Decision:

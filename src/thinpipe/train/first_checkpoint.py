@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, describe, find_checkpoint, state_by_layer
-from thinpipe.checkpoint.folder import FileEntry
+from thinpipe.checkpoint.folder import FileEntry, layer_of
 from thinpipe.checkpoint.state import versions
 from thinpipe.core.config import dump_toml
 from thinpipe.models import build, materialise
@@ -34,7 +34,7 @@ def make_first_checkpoint(config: RunConfig, facts: DataFacts, folder: Checkpoin
 
 def _from_another(config: RunConfig, facts: DataFacts, folder: CheckpointFolder, other: Checkpoint) -> Checkpoint:
     """Its weights and basis; all else begins anew."""
-    layers = [name.removesuffix(".safetensors") for name in other.manifest.files]
+    layers = [layer_of(name) for name in other.manifest.files]
     folder.begin(0)
     files: dict[str, FileEntry] = {}
     for layer in layers:

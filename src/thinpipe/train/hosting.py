@@ -1,36 +1,41 @@
 """A run as its hub hosts it: settings and data are here, checkpoints come together here, and nothing is computed."""
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from thinpipe.boundary.settings import BoundarySection
 from thinpipe.checkpoint import CheckpointFolder, Manifest, model_config_of, restore
+from thinpipe.checkpoint.folder import step_folder
 from thinpipe.checkpoint.state import versions
 from thinpipe.core.code import code_version
 from thinpipe.core.config import dump_toml
 from thinpipe.core.digest import text_sha256
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, EventLog, Step, Stopped
-from thinpipe.core.files import file_sha256
 from thinpipe.data import Cursor
 from thinpipe.models.model import make_space
 from thinpipe.swarm.assign import Assignment, Machine, assign
 from thinpipe.swarm.file_service import Accepted
 from thinpipe.swarm.hosted import Beginning
-from thinpipe.swarm.messages import Measure
+from thinpipe.swarm.messages import Measure, Verdict
+from thinpipe.swarm.reading import UNREADABLE
 from thinpipe.train.config import DataSection, JobSection, RunConfig
 from thinpipe.train.console import Display
 from thinpipe.train.costs import boundary_traffic, segment_needs, shared_nbytes
 from thinpipe.train.first_checkpoint import make_first_checkpoint
-from thinpipe.train.tokens import LocalTokens
+from thinpipe.train.tokens import LocalTokens, token_dtype, tokenizer_sha256
 
 _ONE_STAGE_SCHEDULES = ("GPipe", "1F1B")
 _FILE = re.compile(r"[a-z0-9.]{1,100}\.safetensors", re.ASCII)
+_MOST_FILE_NBYTES = 1 << 50
+_QUIET_SECONDS = 30.0
+"""A checkpoint of which nothing came for so long gives way to a newer one."""
+_MOST_ANSWER_NBYTES = 8_000_000
+"""What a message can hold."""
 
 
 class HostedRun:
@@ -41,6 +46,7 @@ class HostedRun:
         _refuse_what_has_no_effect(config)
         self.config, self.display, self.code = config, display, code_version()
         self.source = LocalTokens(config)
+        _refuse_large_batches(config, self.source.facts.vocab_size)
         self.checkpoints = CheckpointFolder(config.job.dump_folder / "checkpoints")
         newest, _ = self.checkpoints.newest_whole()
         self.newest = newest or make_first_checkpoint(config, self.source.facts, self.checkpoints)
@@ -75,18 +81,19 @@ class HostedRun:
 
     def begin(self, shares: Sequence[int]) -> Beginning:
         self._arriving = None  # whatever was on its way is older than what now begins
-        self._settings = dump_toml(settings_for_peers(self.config, shares))
+        settings = dump_toml(settings_for_peers(self.config, shares))
+        space = make_space(self.model)
+        restore(self.newest, {}, space)
+        self._hashes = {"settings": text_sha256(settings), "tokenizer": tokenizer_sha256(self.tokenizer)} | space.hashes
         return Beginning(
-            settings=self._settings,
+            settings=settings,
             manifest=msgspec.json.encode(self.newest.manifest),
             facts=msgspec.json.encode(self.source.facts),
             tokenizer=list(self.tokenizer),
         )
 
     def compare(self, hashes: Mapping[str, str]) -> str:
-        space = make_space(self.model)
-        restore(self.newest, {}, space)
-        ours = {"settings": text_sha256(self._settings), "tokenizer": tokenizer_sha256(self.tokenizer)} | space.hashes
+        ours = self._hashes
         for field in dict.fromkeys((*ours, *hashes)):
             here, there = ours.get(field, "none"), hashes.get(field, "none")
             if here != there:
@@ -108,27 +115,42 @@ class HostedRun:
 
     # Checkpoints: every peer of an epoch tells the same manifest, and sends its files
 
-    def saved(self, peer: str, names: Sequence[str], manifest: bytes) -> str:
+    def saved(self, peer: str, names: Sequence[str], manifest: bytes) -> Verdict:
         try:
-            told = msgspec.json.decode(manifest, type=Manifest)
-        except msgspec.MsgspecError as error:
-            return f"the manifest cannot be read: {error}"
-        if told != told.sealed() or not all(map(_FILE.fullmatch, told.files)):
-            return "the manifest is damaged"
+            told = self._read_manifest(manifest)
+            arriving = self._arriving
+            if arriving is None or told.step > arriving.manifest.step:
+                if arriving is not None and arriving.is_awaited(peer):
+                    return Verdict(later=True)
+                self.checkpoints.begin(told.step)
+                arriving = self._arriving = _Arriving(told, set(names))
+            if told != arriving.manifest:
+                return Verdict(refusal=f"another peer has told another checkpoint of step {arriving.manifest.step}")
+            arriving.to_tell.discard(peer)
+            self._commit_if_whole()
+        except UserError as error:
+            return Verdict(refusal=str(error))
+        except OSError as error:
+            return Verdict(refusal=f"the hub cannot write ({error.strerror or type(error).__name__})")
+        return Verdict()
+
+    def _read_manifest(self, data: bytes) -> Manifest:
+        """With our settings in it. Raises UserError if it cannot be of this run."""
+        try:
+            told = msgspec.json.decode(data, type=Manifest)
+        except UNREADABLE as error:
+            raise UserError(f"the manifest cannot be read: {error}") from None
+        sizes_are_right = all(0 <= entry.nbytes <= _MOST_FILE_NBYTES for entry in told.files.values())
+        if told != told.sealed() or not all(map(_FILE.fullmatch, told.files)) or not sizes_are_right:
+            raise UserError("the manifest is damaged")
         ours = msgspec.json.decode(msgspec.json.encode(self.newest.manifest.model))  # without tuples, as what comes
-        if told.model != ours or told.step <= 0:
-            return "the manifest is of another model"
+        if told.model != ours:
+            raise UserError("the manifest is of another model")
+        if not 0 < told.step <= self.config.training.steps:
+            raise UserError(f"there is no step {told.step} in this run")
         if told.step < self.newest.manifest.step:
-            return f"there is a newer checkpoint, of step {self.newest.manifest.step}"
-        told = _with_our_settings(told, dump_toml(self.config))
-        if self._arriving is None or told.step > self._arriving.manifest.step:
-            self.checkpoints.begin(told.step)
-            self._arriving = _Arriving(told, set(names))
-        if told != self._arriving.manifest:
-            return f"another peer has told another checkpoint of step {told.step}"
-        self._arriving.to_tell.discard(peer)
-        self._commit_if_whole()
-        return ""
+            raise UserError(f"there is a newer checkpoint, of step {self.newest.manifest.step}")
+        return _with_our_settings(told, dump_toml(self.config))
 
     def accept(self, peer: str, name: str) -> Accepted | None:  # noqa: ARG002  any peer's will do, if the hash is right
         folder, _, file = name.partition("/")
@@ -137,12 +159,15 @@ class HostedRun:
         if folder != step_folder(manifest.step) or file not in manifest.files:
             return None
         place = self.checkpoints.partial(manifest.step) if arriving is not None else self.newest.path
+        if arriving is not None:
+            arriving.last_heard = time.monotonic()
         entry = manifest.files[file]
         return Accepted(target=place / file, nbytes=entry.nbytes, sha256=entry.sha256)
 
     def kept(self, peer: str, name: str) -> None:  # noqa: ARG002
-        if self._arriving is not None:
-            self._arriving.to_come.discard(name.partition("/")[2])
+        folder, _, file = name.partition("/")
+        if self._arriving is not None and folder == step_folder(self._arriving.manifest.step):
+            self._arriving.to_come.discard(file)
             self._commit_if_whole()
 
     def _commit_if_whole(self) -> None:
@@ -160,6 +185,9 @@ class HostedRun:
             self._stopped = event.reason
         self.display.show(event)
         self.log.write(event)
+
+    def close(self) -> None:
+        self.log.close()
 
     @property
     def ended(self) -> str:
@@ -187,6 +215,12 @@ class _Arriving:
     def __init__(self, manifest: Manifest, names: set[str]) -> None:
         self.manifest = manifest
         self.to_tell, self.to_come = set(names), set(manifest.files)
+        self.last_heard = time.monotonic()
+
+    def is_awaited(self, peer: str) -> bool:
+        """Somebody's line is slower than that of this peer, which has done its part. Without waiting, a slow line
+        would never get a checkpoint through before the next one comes."""
+        return peer not in self.to_tell and time.monotonic() - self.last_heard < _QUIET_SECONDS
 
 
 def settings_for_peers(config: RunConfig, shares: Sequence[int] = (1,)) -> RunConfig:
@@ -195,20 +229,6 @@ def settings_for_peers(config: RunConfig, shares: Sequence[int] = (1,)) -> RunCo
         config.parallelism, pipeline_parallel_degree=len(shares), pipeline_parallel_shares=tuple(shares)
     )
     return replace(config, job=JobSection(), data=DataSection(), parallelism=parallelism)
-
-
-def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
-    """Of ids on their way: two bytes, unless there are more tokens than two bytes can name."""
-    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
-
-
-def step_folder(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def tokenizer_sha256(files: Mapping[str, Path]) -> str:
-    """Of a tokenizer's files, by name."""
-    return text_sha256("\n".join(f"{name} {file_sha256(path)}" for name, path in sorted(files.items())))
 
 
 def _with_our_settings(manifest: Manifest, run: str) -> Manifest:
@@ -220,6 +240,16 @@ def _tokenizer_files(folder: Path | None) -> dict[str, Path]:
     return {} if folder is None else {f"tokenizer/{path.name}": path for path in folder.iterdir() if path.is_file()}
 
 
+def _refuse_large_batches(config: RunConfig, vocab_size: int) -> None:
+    training = config.training
+    nbytes = training.global_batch_size * (training.seq_len + 1) * token_dtype(vocab_size).itemsize
+    if nbytes > _MOST_ANSWER_NBYTES:
+        raise UserError(
+            f"the ids of a batch take {nbytes} bytes, and a hub can send {_MOST_ANSWER_NBYTES} at once: lower "
+            "training.global_batch_size or training.seq_len"
+        )
+
+
 def _refuse_what_has_no_effect(config: RunConfig) -> None:
     schedule = config.parallelism.pipeline_parallel_schedule
     if schedule not in _ONE_STAGE_SCHEDULES:
@@ -229,5 +259,5 @@ def _refuse_what_has_no_effect(config: RunConfig) -> None:
         )
     if config.link.is_shaped:
         raise UserError("peers have real lines: leave [link] out, it would have no effect")
-    if config.boundary != BoundarySection() and config.boundary.store is not None:
+    if config.boundary.store is not None:
         raise UserError("boundary.store is a folder of one machine: leave it out")

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,9 +16,9 @@ from thinpipe.swarm.hub import Hub, HubSettings
 from thinpipe.train.console import open_display
 from thinpipe.train.hosting import HostedRun
 from thinpipe.train.hub_config import HubConfig, UpConfig
-from thinpipe.train.stopping import SIGNALS
+from thinpipe.train.stopping import StopRequest
 
-_LEAVE_SECONDS = 20.0
+_LEAVE_SECONDS, _LOOK_SECONDS = 20.0, 0.1
 Begin = Callable[[Hub], Awaitable[None]]
 
 
@@ -31,7 +30,9 @@ def run(config: HubConfig) -> int:
         console.print(f"hub of run {hub.settings.run} at {hub.settings.public_url}")
         missing = config.hub.peers - len(hub.broker.peers) if config.hub.invites is None else config.hub.invites
         for _ in range(missing):
-            console.print(f"\nsend this line to one person, as you would a password:\n{(await hub.invite()).line()}")
+            console.print(
+                f"\nsend this line to one person, as you would a password:\n{(await hub.gate.invite()).line()}"
+            )
         console.print(f"\nanother invite: thinpipe invite {config.job.dump_folder}")
 
     return _host(config, console, print_invites)
@@ -46,7 +47,7 @@ def up(config: UpConfig) -> int:
         async def start_peers(hub: Hub) -> None:
             for index in range(config.peers):
                 home = folder / str(index)
-                invite = str(home) if (home / "identity.toml").exists() else (await hub.invite()).line()
+                invite = str(home) if (home / "identity.toml").exists() else (await hub.gate.invite()).line()
                 processes.append(_join(invite, home, threads=max(1, (os.cpu_count() or 1) // config.peers)))
             console.print(
                 f"{config.peers} peers, which write into {folder}/*/output.log; thinpipe status "
@@ -61,6 +62,7 @@ def _host(config: HubConfig, console: Console, begin: Begin) -> int:
     with (
         Broker(folder / "hub", host=section.host, port=section.port, executable=section.server) as broker,
         open_display(log_freq=config.metrics.log_freq, total_steps=config.training.steps) as display,
+        contextlib.closing(HostedRun(config.as_run(), display, everyone=section.everyone)) as hosted,
     ):
         settings = HubSettings(
             run=folder.name,
@@ -70,23 +72,26 @@ def _host(config: HubConfig, console: Console, begin: Begin) -> int:
             patience_seconds=section.patience_seconds,
             lost_after_seconds=section.lost_after_seconds,
         )
-        hub = Hub(broker, HostedRun(config.as_run(), display, everyone=section.everyone), settings, console.print)
+        hub = Hub(broker, hosted, settings, console.print)
         reason = asyncio.run(_run(hub, begin))
     console.print(reason)
     return 0 if reason.startswith(("finished", "stopped by")) else 1
 
 
 async def _run(hub: Hub, begin: Begin) -> str:
-    loop, stopping = asyncio.get_running_loop(), list[asyncio.Task[None]]()
+    """The first signal asks the peers to save and stop, a second one ends the program."""
+    with StopRequest() as request:  # asyncio's own signal handlers do not exist on Windows
+        watcher = asyncio.create_task(_pass_on(request, hub))
+        try:
+            return await hub.run(begin)
+        finally:
+            watcher.cancel()
 
-    def asked() -> None:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)  # a second one ends the program
-        stopping.append(loop.create_task(hub.stop()))
 
-    for number in SIGNALS:
-        loop.add_signal_handler(number, asked)
-    return await hub.run(begin)
+async def _pass_on(request: StopRequest, hub: Hub) -> None:
+    while not request.requested:
+        await asyncio.sleep(_LOOK_SECONDS)
+    hub.stop()
 
 
 def own_address() -> str:
@@ -129,7 +134,7 @@ def _ending(processes: "list[subprocess.Popen[bytes]]") -> Iterator[None]:
             try:
                 process.wait(_LEAVE_SECONDS)
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
+                process.kill()
                 process.wait()
 
 

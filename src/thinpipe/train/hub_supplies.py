@@ -2,6 +2,7 @@
 events, and every checkpoint that it saves."""
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,22 +12,24 @@ import numpy as np
 import torch.distributed as dist
 
 from thinpipe.checkpoint import Checkpoint, Manifest
+from thinpipe.checkpoint.folder import layer_file, step_folder
 from thinpipe.core.digest import text_sha256
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, Saved
 from thinpipe.data import Cursor
+from thinpipe.swarm.file_requests import is_plain
 from thinpipe.swarm.file_transfer import fetch, push, stat
 from thinpipe.swarm.messages import Ready, SavedRequest, TokensRequest, Verdict, Work
+from thinpipe.swarm.roster import MOST_SECONDS_TO_SAVE
 from thinpipe.train.config import RunConfig
 from thinpipe.train.engine import Ids
-from thinpipe.train.hosting import step_folder, token_dtype, tokenizer_sha256
 from thinpipe.train.hub_exchange import HubExchange
 from thinpipe.train.supplies import Supplies
-from thinpipe.train.tokens import DataFacts
+from thinpipe.train.tokens import DataFacts, token_dtype, tokenizer_sha256
 from thinpipe.transport.nats.post import Post
 from thinpipe.transport.star import Exchange, exchange_of
 
-_SECONDS = 60.0
+_SECONDS, _AGAIN_SECONDS = 60.0, 0.25
 _BATCHES_AHEAD = 2
 
 Tell = Callable[[str], None]
@@ -94,13 +97,15 @@ class HubSupplies(Supplies):
     def fetch(self, layers: Collection[str], if_saved: Collection[str]) -> None:
         step = step_folder(self._manifest.step)
         target = self._folder / "checkpoints" / step
-        files = [f"{layer}.safetensors" for layer in dict.fromkeys((*layers, *if_saved))]
+        files = [layer_file(layer) for layer in dict.fromkeys((*layers, *if_saved))]
         self._mine = files
         wanted = {name: self._manifest.files[name] for name in files if name in self._manifest.files}
         for number, (name, entry) in enumerate(wanted.items(), 1):
             self._tell(f"fetching {name}, {number} of {len(wanted)}, {entry.nbytes / 1e6:.1f} MB")
             fetch(self._post, f"{step}/{name}", target / name, nbytes=entry.nbytes, sha256=entry.sha256)
         for name in self._work.tokenizer:
+            if not (is_plain(name) and name.startswith("tokenizer/")):
+                raise UserError(f"the hub wants to write to {name[:80]!r} here: it is no hub to trust")
             found = stat(self._post, name)
             fetch(self._post, name, self._folder / name, nbytes=found.nbytes, sha256=found.sha256)
 
@@ -123,6 +128,10 @@ class HubSupplies(Supplies):
     def asked_to_stop(self) -> bool:
         return self._stop.is_set()
 
+    def needed(self) -> Collection[Path]:
+        sending = self._keeper.sending
+        return () if sending is None else (sending,)
+
     def close(self) -> None:
         self._cancel()
         self._keeper.close()
@@ -136,6 +145,7 @@ class Keeper:
         self._changed = threading.Condition()
         self._waiting: tuple[Path, list[str]] | None = None
         self._closing = False
+        self.sending: Path | None = None
         self._thread = threading.Thread(target=self._run, name="thinpipe-keeper", daemon=True)
         self._thread.start()
 
@@ -157,18 +167,33 @@ class Keeper:
                 if self._waiting is None:
                     return
                 (path, files), self._waiting = self._waiting, None
+                self.sending = path
             try:
                 self._send(path, files)
             except (OSError, UserError) as error:  # a lost hub ends the epoch by itself; a newer one may have come
                 self._tell(f"could not send {path.name} to the hub: {error}")
+            finally:
+                self.sending = None
 
     def _send(self, path: Path, files: list[str]) -> None:
         manifest = Checkpoint.open(path, layers=()).manifest
         request = SavedRequest(epoch=self._epoch, manifest=msgspec.json.encode(manifest))
-        data = self._post.request("saved", msgspec.msgpack.encode(request), seconds=_SECONDS)
-        answer = msgspec.msgpack.decode(data, type=Verdict)
-        if answer.refusal:
-            raise UserError(answer.refusal)
+        if not self._may_send(msgspec.msgpack.encode(request)):
+            return  # for the newer one that waits
         for name in files:
             if name in manifest.files:
                 push(self._post, path / name, f"{path.name}/{name}")
+
+    def _may_send(self, request: bytes) -> bool:
+        """Waits while the hub still gets an older one from somebody. False: a newer one of ours is there by now."""
+        deadline = time.monotonic() + MOST_SECONDS_TO_SAVE
+        while time.monotonic() < deadline:
+            answer = msgspec.msgpack.decode(self._post.request("saved", request, seconds=_SECONDS), type=Verdict)
+            if answer.refusal:
+                raise UserError(answer.refusal)
+            if not answer.later:
+                return True
+            with self._changed:
+                if self._changed.wait_for(lambda: self._waiting is not None, timeout=_AGAIN_SECONDS):
+                    return False
+        raise UserError("somebody's older one does not get there")

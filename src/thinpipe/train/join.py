@@ -14,6 +14,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from thinpipe.checkpoint import Manifest
+from thinpipe.checkpoint.folder import MANIFEST, step_folder
 from thinpipe.checkpoint.state import versions
 from thinpipe.core.code import code_version
 from thinpipe.core.config import from_table
@@ -22,14 +23,14 @@ from thinpipe.core.files import write_atomically
 from thinpipe.swarm.identity import Identity, accept_invite, load_identity
 from thinpipe.swarm.invite import Invite
 from thinpipe.swarm.line_test import measure_latency, measure_rates
-from thinpipe.swarm.messages import Answer, Done, Measure, NextRequest, Wait, Work
+from thinpipe.swarm.messages import MOST_WORDS, Answer, Done, Measure, NextRequest, Refused, Wait, Work
 from thinpipe.swarm.reports import MachineReport
 from thinpipe.swarm.settings import JoinConfig
-from thinpipe.train.config import JobSection, RunConfig
-from thinpipe.train.hosting import step_folder
+from thinpipe.train.config import DataSection, JobSection, RunConfig
 from thinpipe.train.hub_supplies import HubSupplies
 from thinpipe.train.loop import Trainer
 from thinpipe.train.machine import measure_machine
+from thinpipe.transport.nats.dial import UnreachableError
 from thinpipe.transport.nats.frame import Origin
 from thinpipe.transport.nats.opening import open_nats_group
 from thinpipe.transport.nats.post import Post
@@ -48,7 +49,7 @@ def run(config: JoinConfig) -> int:
     while True:
         try:
             return program.run()
-        except ConnectionError as error:
+        except (ConnectionError, TimeoutError) as error:
             alone = time.monotonic() - program.last_answer
             if alone > config.patience_seconds:
                 console.print(f"nothing was heard of the hub for {alone:.0f} s, so this is the end: {error}")
@@ -59,25 +60,26 @@ def run(config: JoinConfig) -> int:
 
 def _who_we_are(config: JoinConfig) -> tuple[Identity, Path]:
     given = Path(config.invite)
-    if len(config.invite) < 200 and given.is_dir():
+    if config.invite and not Invite.is_one(config.invite) and given.is_dir():
         identity = load_identity(given)
         if identity is None:
             raise UserError(f"{given} is not the folder of a run that you have joined: give the invite line")
-        return identity, given
+        return (replace(identity, url=config.address_in(identity.url)), given)
     invite = Invite.read(config.invite)
+    invite = msgspec.structs.replace(invite, url=config.address_in(invite.url))
     folder = config.folder or Path("joined") / invite.id
     return accept_invite(invite, folder, name=config.name, code=code_version()), folder
 
 
 class PeerProgram:
-    """One life of a peer. `run` may be called again after a ConnectionError."""
+    """One life of a peer. `run` may be called again after a ConnectionError or a TimeoutError."""
 
     def __init__(self, identity: Identity, folder: Path, config: JoinConfig, console: Console) -> None:
         self.identity, self.folder, self.config, self.console = identity, folder, config, console
         self.life, self.epoch, self.why = secrets.token_hex(8), 0, ""
         self.report: MachineReport | None = None
         self.together: tuple[float, float] | None = None
-        self.last_answer, self.was_answered = time.monotonic(), False
+        self.last_answer = time.monotonic()
         self._said = ""
 
     def run(self) -> int:
@@ -89,7 +91,7 @@ class PeerProgram:
         except KeyboardInterrupt:
             self._leave(post)
             return 0
-        except ConnectionError as error:
+        except (ConnectionError, TimeoutError) as error:
             if removed:
                 raise UserError(removed[0]) from error
             raise
@@ -97,14 +99,14 @@ class PeerProgram:
             post.close()
 
     def _connect(self) -> Post:
-        """Who has just joined may be a moment ahead of the server's list."""
+        """The server turns away those who are signing in while it reads its settings again."""
         began = time.monotonic()
         while True:
             try:
                 return Post(self.identity.address)
             except UserError as error:
                 if time.monotonic() - began > _JOINED_SECONDS:
-                    raise (ConnectionError(str(error)) if self.was_answered else error) from None
+                    raise (ConnectionError(str(error)) if isinstance(error, UnreachableError) else error) from None
             time.sleep(0.2)
 
     def _serve(self, post: Post) -> int:
@@ -119,20 +121,24 @@ class PeerProgram:
                         self._leave(post)
                         return 0
                 case Done(text=text):
-                    self._say(f"the run has ended: {text}")
-                    self._leave(post)
+                    self._say(f"the run has ended; at the hub: {text}")
+                    self._tell_that_we_leave(post)
                     return 0
+                case Refused(text=text):
+                    raise UserError(f"the hub refused: {text}")
 
     def _ask(self, post: Post) -> Answer:
         request = NextRequest(
-            life=self.life, report=self.report, took_part_in=self.epoch, why=self.why, together_bps=self.together
+            life=self.life,
+            code=code_version(),
+            report=self.report,
+            took_part_in=self.epoch,
+            why=self.why[:MOST_WORDS],
+            together_bps=self.together,
         )
-        try:
-            data = post.request("next", msgspec.msgpack.encode(request), seconds=_ASK_SECONDS)
-        except TimeoutError as error:
-            raise ConnectionError(str(error)) from error
+        data = post.request("next", msgspec.msgpack.encode(request), seconds=_ASK_SECONDS)
         self.why, self.together = "", None
-        self.last_answer, self.was_answered = time.monotonic(), True
+        self.last_answer = time.monotonic()
         answer: Answer = msgspec.msgpack.decode(data, type=Answer)
         return answer
 
@@ -154,7 +160,7 @@ class PeerProgram:
             latency_s=latency,
             versions=versions(),
         )
-        self._say(f"{self.report}")
+        self._say(self.report.in_words())
 
     def _work(self, post: Post, work: Work) -> bool:
         """One epoch. True when the person who sits here wants to leave."""
@@ -180,7 +186,7 @@ class PeerProgram:
                 group = open_nats_group(post, work.names, origin, timeout=timeout, incarnations=work.lives)
             trainer = Trainer(config, group, supplies)
             trainer.train()
-        except (ConnectionError, dist.DistError) as error:
+        except (ConnectionError, TimeoutError, dist.DistError) as error:  # also a hub that is frozen
             self.why = str(error)
             self._say(f"epoch {work.epoch} is over: {error}")
         finally:
@@ -190,10 +196,15 @@ class PeerProgram:
         return trainer is not None and trainer.asked_here
 
     def _settings(self, text: str) -> RunConfig:
+        """The hub's, but for all that names a place on this machine."""
         config = from_table(tomllib.loads(text), RunConfig, where="the hub's settings")
+        model = config.model if config.model.initial is None else replace(config.model, initial=self.folder)
         return replace(
             config,
             job=JobSection(dump_folder=self.folder),
+            data=DataSection(),
+            model=model,
+            boundary=replace(config.boundary, store=None),
             training=replace(config.training, device=self.config.device),
         )
 
@@ -206,10 +217,13 @@ class PeerProgram:
                 shutil.rmtree(path)
         newest = checkpoints / step_folder(manifest.step)
         newest.mkdir(parents=True, exist_ok=True)
-        write_atomically(newest / "manifest.json", work.manifest)
+        write_atomically(newest / MANIFEST, work.manifest)
 
     def _leave(self, post: Post) -> None:
-        self._say("leaving; `thinpipe join` with the same invite comes back")
+        self._say(f"leaving; `thinpipe join {self.folder}` comes back")
+        self._tell_that_we_leave(post)
+
+    def _tell_that_we_leave(self, post: Post) -> None:
         with suppress(ConnectionError, TimeoutError):  # then the hub will notice
             post.request("leave", b"", seconds=5)
 

@@ -64,8 +64,7 @@ class Trainer:
         self.model_config = self._model_config(origin)
         self.engine = Engine(config, self.model_config, group, self.exchange)
         self.finished_steps, self.cursor, self.saved_step = 0, Cursor(), -1
-        self.asked_here = False
-        """A signal asked this process to stop."""
+        self._stop = StopRequest()
 
     _log: EventLog | None
     _display: Display
@@ -104,13 +103,23 @@ class Trainer:
             )
         return model
 
+    @property
+    def asked_here(self) -> bool:
+        """A signal asked this process to stop."""
+        return self._stop.requested
+
     def train(self) -> str:
         """Runs to the last step, or until it is asked or forced to stop; returns the reason."""
         config = self.config
         total = config.training.steps
-        self.saver = Saver(self.checkpoints, self.exchange, keep_latest=config.checkpoint.keep_latest_k)
+        self.saver = Saver(
+            self.checkpoints,
+            self.exchange,
+            keep_latest=config.checkpoint.keep_latest_k,
+            needed=self.supplies.needed,
+        )
         with (
-            StopRequest() as stop,
+            self._stop as stop,
             open_log(config.job.dump_folder / "events.jsonl" if self.exchange.rank == 0 else None) as log,
             open_display(log_freq=config.metrics.log_freq, total_steps=total) as display,
         ):
@@ -148,7 +157,6 @@ class Trainer:
             lr,
             asked_to_stop=lambda: stop.requested or self.supplies.asked_to_stop(),
         )
-        self.asked_here = stop.requested
         self.cursor = self.feed.following(self.cursor)
         self.finished_steps += 1
         if outcome.culprit is not None:
@@ -201,7 +209,7 @@ class Trainer:
             self._tell(SaveFailed(step=0, reason=f"passed over on loading: {problem}"))
         if checkpoint is not None:
             _refuse_other_model(self.model_config, model_config_of(checkpoint), str(checkpoint.path))
-            changed = self._changes_since(checkpoint)
+            changed = self._changes_since(checkpoint) if checkpoint.manifest.step else []
             if checkpoint.manifest.step == 0:  # made before any training: nothing remembers anything
                 self.engine.start_from(checkpoint)
             else:
@@ -220,7 +228,7 @@ class Trainer:
             config=settings,
             parameters=sum(p.numel() for p in self.engine.model.parameters()),
             versions=versions(),
-            resumed_from=str(checkpoint.path) if checkpoint else None,
+            resumed_from=str(checkpoint.path) if checkpoint and checkpoint.manifest.step else None,
             changed=changed,
         )
         self._tell(started)

@@ -7,7 +7,7 @@ them is a whole checkpoint, whoever wrote them.
 import hashlib
 import os
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,14 +15,22 @@ import msgspec
 from torch import Tensor
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest
-from thinpipe.checkpoint.folder import FileEntry
+from thinpipe.checkpoint.folder import FileEntry, step_folder
 from thinpipe.core.errors import UserError
 from thinpipe.transport.star import Exchange
 
 
 class Saver:
-    def __init__(self, folder: CheckpointFolder, exchange: Exchange, *, keep_latest: int) -> None:
-        self.folder, self.exchange, self.keep_latest = folder, exchange, keep_latest
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        exchange: Exchange,
+        *,
+        keep_latest: int,
+        needed: Callable[[], Collection[Path]] = tuple,
+    ) -> None:
+        """`needed`: older checkpoints that somebody still reads."""
+        self.folder, self.exchange, self.keep_latest, self.needed = folder, exchange, keep_latest, needed
         self.leads = leads(folder.folder.parent, exchange)
 
     def save(self, manifest: Manifest, layers: Mapping[str, Mapping[str, Tensor]]) -> Checkpoint:
@@ -53,7 +61,7 @@ class Saver:
         self._go_on(step, problem)
         if self.leads:
             with suppress(OSError):  # what could not be removed now will be next time; this save is done
-                self.folder.keep_latest(self.keep_latest)
+                self.folder.keep_latest(self.keep_latest, besides=self.needed())
         return self.folder.committed(manifest, files)
 
     def _go_on(self, step: int, problem: str) -> None:
@@ -95,7 +103,7 @@ def agree(
         reasons = "".join(f"\n  {problem}" for problem in problems)
         raise UserError(
             f"process {without} has no whole checkpoint in its folder, others have one of step {max(steps)}: copy the "
-            f"missing files of checkpoints/step-{max(steps):08d} there, from the machines that have them{reasons}"
+            f"missing files of checkpoints/{step_folder(max(steps))} there, from the machines that have them{reasons}"
         )
     if newest is None or step != min(steps):
         problems = [*problems, f"not every process has step {step}"]

@@ -1,6 +1,7 @@
 """What a run has from elsewhere than its own folder. Alone it has nothing; whoever joins a run has it from the hub."""
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -27,6 +28,10 @@ class Supplies:
 
     def heard(self, event: AnyEvent) -> None:
         """After the console and the log."""
+
+    def needed(self) -> Collection[Path]:
+        """Checkpoints that must not be removed yet."""
+        return ()
 
     def asked_to_stop(self) -> bool:
         """By somebody else than who sits here."""

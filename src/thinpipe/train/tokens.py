@@ -1,11 +1,14 @@
 """Where the ids of a run come from: a folder of tokens here. Whoever joins a run has them from the hub instead."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
+from thinpipe.core.digest import text_sha256
+from thinpipe.core.files import file_sha256
 from thinpipe.data import Batches, Cursor, SpreadBatches, Tokenizer, Tokens, has_tokens
 from thinpipe.train.config import RunConfig
 from thinpipe.train.engine import Ids
@@ -69,3 +72,13 @@ class LocalTokens:
     def keep_tokenizer(self, folder: Path) -> None:
         if self.tokenizer_folder is not None:
             Tokenizer.load(self.tokenizer_folder).save(folder / "tokenizer")
+
+
+def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
+    """Of ids on their way: two bytes, unless there are more tokens than two bytes can name."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+def tokenizer_sha256(files: Mapping[str, Path]) -> str:
+    """Of a tokenizer's files, by name."""
+    return text_sha256("\n".join(f"{name} {file_sha256(path)}" for name, path in sorted(files.items())))

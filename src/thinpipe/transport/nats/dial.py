@@ -32,6 +32,10 @@ class UnreachableError(UserError):
     """Nobody answers, or not in time: it may be worth another try."""
 
 
+class UnknownKeyError(UserError):
+    """The server does not let our key in: it was removed, or is not known yet."""
+
+
 class _WrongCertificateError(ssl.SSLCertVerificationError):
     """Raised within the handshake, so that nothing of ours has been sent."""
 
@@ -107,7 +111,7 @@ class _Faults:
         self.first = self.first or error
         if self.connected:
             try:
-                self._on_down(_as_connection_error(error))
+                self._on_down(as_connection_error(error))
             except Exception as problem:  # would end the client's reader, which nobody would notice
                 asyncio.get_running_loop().call_exception_handler({"message": "on_down failed", "exception": problem})
 
@@ -116,7 +120,7 @@ class _Faults:
         await self.error(ConnectionError("the connection to the hub is closed" + (f" ({reason})" if reason else "")))
 
 
-def _as_connection_error(error: Exception) -> ConnectionError:
+def as_connection_error(error: Exception) -> ConnectionError:
     if isinstance(error, ConnectionError):
         return error
     wrapped = ConnectionError(f"the connection to the hub failed: {error}")
@@ -184,7 +188,9 @@ def _in_plain_words(url: str, error: Exception) -> UserError:
             "Ask for a new invite if the hub was set up anew; otherwise somebody is in between"
         )
     if "authorization violation" in text.lower():
-        return UserError(f"the hub at {url} does not know our key: it was used up or removed. Ask for a new invite")
+        return UnknownKeyError(
+            f"the hub at {url} does not know our key: it was used up or removed. Ask for a new invite"
+        )
     if isinstance(error, ssl.SSLError):
         return UserError(f"what answers at {url} is not a hub ({text}): check the address and the port")
     return UnreachableError(

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
-from thinpipe.transport.nats.dial import connect
+from thinpipe.transport.nats.dial import as_connection_error, connect
 
 BEAT_SECONDS = 1.0
 _LEFT = "we have left the hub"
@@ -137,7 +138,8 @@ class Post:
             return
         self._closed = True
         try:
-            self._call(self._leave(linger_seconds), seconds=linger_seconds + 5)
+            with suppress(TimeoutError):  # a hub that does not answer must not keep us
+                self._call(self._leave(linger_seconds), seconds=linger_seconds + 5)
         finally:
             self._end()
 
@@ -212,7 +214,7 @@ class Post:
                 lane.changed.clear()
                 await lane.changed.wait()
         except Exception as error:
-            self._fail(error)
+            self._fail(as_connection_error(error))
 
     async def _beat(self, lane: _Lane) -> None:
         """From this thread: training may compute for minutes."""

@@ -1,6 +1,6 @@
 """What peers ask the hub's store, and what it answers. No torch here: the hub needs none."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -14,8 +14,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     keys: list[str] = []
     value: bytes = b""
     expected: bytes = b""
-    amount: int = 0
-    wait_seconds: float = 0.0
+    amount: Annotated[int, msgspec.Meta(ge=-(1 << 40), le=1 << 40)] = 0
+    wait_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,83 @@
+"""Newcomers exchange invites for keys, many at once; an invite works once, and nobody is left half in."""
+
+import asyncio
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from tests.swarm.brokers import running_broker
+from tests.transport.nats_peers import together
+from thinpipe.core.errors import UserError
+from thinpipe.swarm.gate import Gate
+from thinpipe.swarm.identity import accept_invite, load_identity
+from thinpipe.transport.nats.dial import connect
+from thinpipe.transport.nats.post import Post
+
+MANY = 8
+
+
+@contextmanager
+def open_gate(running):
+    """Yields a way to make invites, and what was told."""
+    loop, told = asyncio.new_event_loop(), []
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def call(asked):
+        return asyncio.run_coroutine_threadsafe(asked, loop).result(timeout=30)
+
+    async def start():
+        client = await connect(
+            running.url, running.fingerprint, running.broker.hub_seed, inbox="_INBOX.hub", on_down=lambda _: None
+        )
+        gate = Gate(running.broker, run="r", public_url=running.url, code="code 1", tell=told.append)
+        await gate.open(client)
+        return client, gate
+
+    client, gate = call(start())
+    try:
+        yield lambda: call(gate.invite()), told
+    finally:
+        call(client.close())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(timeout=5)
+        loop.close()
+
+
+@pytest.mark.timeout(120)
+def test_many_join_at_once_and_each_is_let_in_once(tmp_path):
+    """Every admission makes the server read its settings again, which cuts those who are signing in."""
+    with running_broker(tmp_path / "hub", ()) as running, open_gate(running) as (invite, told):
+        invites = [invite() for _ in range(MANY)]
+
+        def join(index):
+            return accept_invite(invites[index], tmp_path / str(index), name="", code="code 1")
+
+        found = together(*(lambda i=i: join(i) for i in range(MANY)), seconds=100)
+        assert sorted(identity.name for identity in found) == [f"p{number}" for number in range(MANY)]
+        assert sorted(told) == sorted(f"p{number} has joined" for number in range(MANY))
+        assert not running.broker.invites
+        for identity in found:
+            Post(identity.address).close()
+        assert accept_invite(invites[0], tmp_path / "0", name="", code="code 1") == found[0], "who we are already"
+        with pytest.raises(UserError, match="does not know our key"):
+            accept_invite(invites[0], tmp_path / "another", name="", code="code 1")
+
+
+@pytest.mark.timeout(120)
+def test_who_is_refused_keeps_the_invite(tmp_path):
+    with running_broker(tmp_path / "hub", ()) as running, open_gate(running) as (invite, _):
+        one, other = invite(), invite()
+        for settings, message in (
+            ({"name": "", "code": "code 2"}, "code is 'code 2' there and 'code 1' at the hub"),
+            ({"name": "A b", "code": "code 1"}, "'A b' cannot be a name"),
+        ):
+            with pytest.raises(UserError, match=message):
+                accept_invite(one, tmp_path / "one", **settings)
+        assert load_identity(tmp_path / "one") is None
+        assert accept_invite(one, tmp_path / "one", name="anna", code="code 1").name == "anna"
+        with pytest.raises(UserError, match="there is a peer anna already"):
+            accept_invite(other, tmp_path / "other", name="anna", code="code 1")
+        with pytest.raises(UserError, match="belongs to another invite"):
+            accept_invite(other, tmp_path / "one", name="", code="code 1")

@@ -1,0 +1,95 @@
+"""A real hub of a real run in this process, for tests that drive its peers by hand."""
+
+import asyncio
+import gc
+import io
+import threading
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+
+import msgspec
+from rich.console import Console
+
+from tests.swarm.brokers import running_broker
+from thinpipe.swarm.hub import Hub, HubSettings
+from thinpipe.swarm.messages import Answer, NextRequest
+from thinpipe.swarm.reports import MachineReport, ProcessorReport
+from thinpipe.train.console import Lines
+from thinpipe.train.hosting import HostedRun
+from thinpipe.transport.nats.post import Address, Post
+
+
+@dataclass(frozen=True)
+class RunningHub:
+    hub: Hub
+    seeds: dict[str, str]
+    said: list[str]
+    faults: list[dict]
+    """What the hub's event loop complains of."""
+    loop: asyncio.AbstractEventLoop
+
+    def post(self, name):
+        broker = self.hub.broker
+        address = Address(url=broker.url, fingerprint=broker.fingerprint, name=name, seed=self.seeds[name])
+        return closing(Post(address))
+
+
+@contextmanager
+def running_hub(config, peers=("p0", "p1"), **settings):
+    """`peers` belong already; the hub's line is said to be fast, so that nobody has to measure it."""
+    said, faults, begun = [], [], threading.Event()
+    with running_broker(config.job.dump_folder, peers) as running:
+        hosted = HostedRun(config, Lines(Console(file=io.StringIO()), log_freq=1), everyone=True)
+        every = {"run": "r", "public_url": running.url, "peers": len(peers), "hub_bps": (1e9, 1e9)} | settings
+        hub = Hub(running.broker, hosted, HubSettings(**every), said.append)
+        tasks = []
+
+        async def begin(_hub):
+            begun.set()
+
+        async def main():
+            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(context))
+            tasks.append((asyncio.get_running_loop(), asyncio.current_task()))
+            with suppress(asyncio.CancelledError):
+                await hub.run(begin)
+            gc.collect()  # an error that nobody took is told when its task is thrown away
+
+        thread = threading.Thread(target=asyncio.run, args=(main(),))
+        thread.start()
+        try:
+            assert begun.wait(20)
+            loop, task = tasks[0]
+            yield RunningHub(hub, running.seeds, said, faults, loop)
+        finally:
+            with suppress(RuntimeError):  # it has ended by itself
+                loop.call_soon_threadsafe(task.cancel)
+            thread.join(20)
+            hosted.close()
+    assert not faults
+
+
+def report(flops=1e9, memory_nbytes=1 << 40):
+    processor = ProcessorReport(device="cpu", threads=1, flops=flops, memory_nbytes=memory_nbytes)
+    return MachineReport(processor=processor, up_bps=1e9, down_bps=1e9, latency_s=0.01, versions={})
+
+
+def next_request(running, **fields):
+    request = NextRequest(**{"life": "a", "code": running.hub.hosted.code, "report": report()} | fields)
+    return msgspec.msgpack.encode(request)
+
+
+def ask_next(post, running, *, seconds=20, **fields):
+    return msgspec.msgpack.decode(post.request("next", next_request(running, **fields), seconds=seconds), type=Answer)
+
+
+def ask_as(post, service, message, kind, seconds=20):
+    return msgspec.msgpack.decode(post.request(service, msgspec.msgpack.encode(message), seconds=seconds), type=kind)
+
+
+def begin_epoch(running, *posts):
+    """All ask what to do; each is told to work. The first has the slowest machine, so it comes first."""
+    asked = [
+        post.ask("next", next_request(running, report=report(flops=1e9 * 2**index)), seconds=30)
+        for index, post in enumerate(posts)
+    ]
+    return [msgspec.msgpack.decode(answer.result(30), type=Answer) for answer in asked]

@@ -1,0 +1,134 @@
+"""What is refused, who has to wait, and what goes on after a kill: as people would see it, in real processes."""
+
+import re
+import shutil
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import thinpipe
+from tests.train.hubs import ask_as, begin_epoch, running_hub
+from tests.train.programs import files_of, invites_of, run_to_end
+from tests.train.test_hosting import flipped_bit, hashes_at_a_peer
+from thinpipe.core.code import code_version
+from thinpipe.core.config import dump_toml
+from thinpipe.models.model import make_space
+from thinpipe.subspace.basis import Basis
+from thinpipe.swarm.messages import Ready, Verdict
+from thinpipe.train.config import JobSection
+from thinpipe.train.costs import segment_needs, shared_nbytes
+from thinpipe.train.loop import Trainer
+
+SLOW = 200
+
+
+def hosted_elsewhere(config, tmp_path, **training):
+    """The run alone, and the same for a hub with its file."""
+    config = replace(config, training=replace(config.training, **training))
+    hosted = replace(config, job=JobSection(dump_folder=tmp_path / "hosted"))
+    (tmp_path / "run.toml").write_text(dump_toml(hosted))
+    return config, hosted
+
+
+def hub_arguments(tmp_path, peers):
+    return (
+        *("hub", tmp_path / "run.toml", "--hub.peers", peers, "--hub.everyone", "--hub.address", "127.0.0.1"),
+        *("--hub.lost-after-seconds", 3, "--hub.patience-seconds", 300),
+    )
+
+
+def with_a_comment_more(tmp_path):
+    """A copy of thinpipe that differs in nothing that matters."""
+    copy = tmp_path / "other" / "thinpipe"
+    shutil.copytree(Path(thinpipe.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    with (copy / "core" / "errors.py").open("a") as file:
+        file.write("# a comment\n")
+    return copy.parent
+
+
+@pytest.mark.timeout(500)
+def test_other_code_a_second_hub_and_too_little_memory(run_config, programs, tmp_path):
+    alone, hosted = hosted_elsewhere(run_config, tmp_path)
+    Trainer(alone).train()
+    hub = programs("hub", *hub_arguments(tmp_path, 1))
+    (invite,) = invites_of(hub)
+
+    code, printed = run_to_end(
+        "join", invite, "--folder", tmp_path / "anna", path=with_a_comment_more(tmp_path), seconds=120
+    )
+    assert code == 2, printed
+    there = re.search(r"the hub refused: code is '(.*)' there and '(.*)' at the hub: install the same", printed)
+    assert there, printed
+    assert there[2] == code_version() != there[1]
+
+    code, printed = run_to_end(*hub_arguments(tmp_path, 1), seconds=120)
+    assert (code, "is in use by another hub" in printed) == (2, True), printed
+
+    model = alone.model.resolve(64)
+    limit = sum(need.memory_nbytes for need in segment_needs(model, alone)) + shared_nbytes(model, alone) - 1
+    anna = programs("anna", "join", invite, "--folder", tmp_path / "anna", "--name", "anna", "--memory", f"{limit}B")
+    anna.until(r"the model needs .*, and 1 machine\(s\) have .*: another machine with .* would help", SLOW)
+    code, second = run_to_end("invite", hosted.job.dump_folder, seconds=120)
+    assert code == 0, second
+    bert = programs("bert", "join", second.strip(), "--folder", tmp_path / "bert", "--name", "bert")
+    assert hub.finish(SLOW) == 0, hub.printed
+    assert (anna.finish(), bert.finish()) == (0, 0)
+    assert files_of(hosted, 12) == files_of(alone, 12)
+
+    # the hub is gone now: who comes back tries for as long as it was told to
+    code, printed = run_to_end("join", tmp_path / "anna", "--patience-seconds", 1, seconds=120)
+    assert code == 1, printed
+    assert "nothing was heard of the hub" in printed
+
+
+@pytest.mark.timeout(600)
+def test_a_run_goes_on_after_a_peer_and_then_the_hub_were_killed(run_config, programs, tmp_path):
+    alone, hosted = hosted_elsewhere(run_config, tmp_path, steps=48)
+    Trainer(alone).train()
+    hub = programs("hub", *hub_arguments(tmp_path, 2))
+    invites = invites_of(hub)
+    anna, bert = (
+        programs(name, "join", invite, "--folder", tmp_path / name, "--name", name)
+        for name, invite in zip(("anna", "bert"), invites, strict=True)
+    )
+    hub.until(r"step: +8 .*saved", SLOW)
+    bert.stop()
+    hub.until("bert is lost", SLOW)
+    anna.until("1 of 2 peers are there", SLOW)
+    bert = programs("bert again", "join", tmp_path / "bert")
+    hub.until(r"epoch 2: ", SLOW)
+    hub.until(r"(?s)epoch 2: .*step: +\d+ .*saved", SLOW)
+
+    hub.stop()
+    anna.until("trying again", SLOW)
+    hub = programs("hub again", *hub_arguments(tmp_path, 2))
+    hub.until(r"epoch 3: ", SLOW)
+    assert hub.finish(SLOW) == 0, hub.printed
+    assert (anna.finish(), bert.finish()) == (0, 0), anna.printed + bert.printed
+    assert files_of(hosted, 48) == files_of(alone, 48)
+    resumed = [int(step) for step in re.findall(r"resumed from \S*step-(\d+)", (hub.printed))]
+    assert resumed, "it went on"
+    assert resumed[0] > 0, "and not from the beginning"
+
+
+@pytest.mark.timeout(60)
+def test_a_peer_with_another_basis_is_refused_before_it_computes(run_config):
+    with running_hub(run_config) as running, running.post("p0") as first, running.post("p1") as second:
+        work = begin_epoch(running, first, second)[0]
+        hosted = running.hub.hosted
+        good = hashes_at_a_peer(hosted, work)
+        bad = good | {"basis": Basis(flipped_bit(make_space(hosted.model).basis.matrix_DK)).hash}
+        assert ask_as(first, "ready", Ready(epoch=1, hashes=good), Verdict) == Verdict()
+        over = []
+        cancel = first.listen("over", over.append)
+        words = f"basis is {bad['basis']} there and {good['basis']} at the hub: it must be the same"
+        assert ask_as(second, "ready", Ready(epoch=1, hashes=bad), Verdict) == Verdict(refusal=words)
+        assert running.hub.roster.present == ["p0"]
+        assert running.hub.roster.current is None
+        with suppress(TimeoutError):  # an epoch that is over has no verdicts
+            ask_as(first, "ready", Ready(epoch=1, hashes=good), Verdict, seconds=1)
+            pytest.fail("it was answered")
+        assert over == [f"1 p1 was refused: {words}".encode()]
+        cancel()
