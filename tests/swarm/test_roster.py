@@ -166,3 +166,105 @@ def test_nobody_has_taken_part_in_what_is_still_to_come():
     ask(roster, "a", took_part_in=1 << 62)
     assert ask(roster, "b")[1].names == ["a", "b"]
     assert roster.next_for("a", 0.0) is roster.current, "or the others would wait for it in vain"
+
+
+def test_newcomers_are_measured_one_at_a_time_while_an_epoch_runs():
+    roster = roster_of(2)
+    ask(roster, "a")
+    ask(roster, "b")
+    assert ask(roster, "c", report=None) == (None, Measure(together=False))
+    assert ask(roster, "d", report=None) == (None, None)
+    assert ask(roster, "c") == (None, None), "it is a spare"
+    assert roster.next_for("d", 0.0) == Measure(together=False)
+    assert roster.current.names == ["a", "b"]
+
+
+def test_one_that_is_not_measured_yet_holds_up_no_later_epoch():
+    roster = roster_of(2)
+    for name in ("a", "b", "c"):
+        ask(roster, name)
+    ask(roster, "d", report=None)
+    roster.gone("b", "lost")
+    assert ask(roster, "a", took_part_in=1)[1].names == ["a", "c"]
+
+
+def test_the_hubs_line_is_measured_once():
+    roster = roster_of(2, hub_bps=None)
+    ask(roster, "a")
+    ask(roster, "b")
+    ask(roster, "a", together_bps=(1.0, 2.0))
+    ask(roster, "b", together_bps=(10.0, 20.0))
+    ask(roster, "c")
+    ask(roster, "c", together_bps=(1e9, 1e9))
+    roster.gone("b", "lost")
+    epoch = ask(roster, "a", took_part_in=1)[1]
+    assert (epoch.names, epoch.assignment.bottleneck) == (["a", "c"], "22.0 11.0")
+
+
+def test_what_one_alone_has_measured_is_not_the_hubs_line():
+    roster = roster_of(2, hub_bps=None)
+    ask(roster, "a")
+    ask(roster, "b")
+    ask(roster, "a", together_bps=(1.0, 2.0))
+    roster.gone("b", "lost")
+    assert roster.hub_bps is None
+    assert ask(roster, "b", life="z")[1] == Measure(together=True)
+    assert roster.next_for("a", 0.0) == Measure(together=True)
+
+
+def short_of_one(assigner=assign_all):
+    """a computes alone, b was lost."""
+    roster = roster_of(2, assigner, patience_seconds=10)
+    ask(roster, "a")
+    ask(roster, "b")
+    roster.gone("b", "lost")
+    ask(roster, "a", took_part_in=1)
+    assert roster.next_for("a", 10.0).names == ["a"]
+    return roster
+
+
+def test_those_who_come_later_take_part_after_the_next_commit():
+    roster = short_of_one()
+    assert roster.committed(4) is None, "nobody is there"
+    ask(roster, "c", report=None)
+    assert roster.committed(8) is None, "c is not measured"
+    ask(roster, "c")
+    assert "after the next commit" in roster.why_waiting("c")
+    assert roster.committed(12) == "c takes part from step 12 on"
+    assert roster.current is None
+    epoch = ask(roster, "a", took_part_in=2)[1]
+    assert epoch.names == ["a", "c"]
+    ask(roster, "d")
+    assert roster.committed(16) is None, "there are as many as wanted"
+
+
+def test_no_epoch_ends_for_one_that_would_have_nothing_to_do():
+    def the_first(machines, up, down):
+        return assign_all(machines[:1], up, down)
+
+    roster = roster_of(2, the_first)
+    ask(roster, "a")
+    ask(roster, "b")
+    assert roster.current.names == ["a"]
+    assert roster.committed(4) is None
+
+
+def test_a_program_that_another_has_followed_is_not_heard():
+    roster = roster_of(2)
+    ask(roster, "a")
+    ask(roster, "b")
+    ask(roster, "b", life="z")
+    epoch = ask(roster, "a", took_part_in=1)[1]
+    assert roster.is_past("b", "a")
+    assert not roster.is_past("b", "z")
+    assert roster.asked("b", NextRequest(life="a", code="x", took_part_in=2), 0.0) is None
+    assert roster.current is epoch
+    assert epoch.lives == {"a": 1, "b": 2}
+
+
+def test_a_request_from_before_it_was_measured_does_not_make_one_unmeasured():
+    roster = roster_of(3)
+    ask(roster, "a", report=None)
+    ask(roster, "a")
+    ask(roster, "a", report=None)
+    assert roster.report_of("a") == REPORT

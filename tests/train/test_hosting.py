@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,18 +15,35 @@ from thinpipe.core.digest import text_sha256
 from thinpipe.core.errors import UserError
 from thinpipe.models.model import make_space
 from thinpipe.subspace.basis import Basis
+from thinpipe.swarm import commits
+from thinpipe.swarm.assign import Assignment
+from thinpipe.swarm.commit_log import COMMITS, read_commits
 from thinpipe.swarm.messages import Verdict
-from thinpipe.train import hosting
+from thinpipe.swarm.roster import Epoch
 from thinpipe.train.console import Lines
 from thinpipe.train.hosting import HostedRun
 from thinpipe.train.tokens import tokenizer_sha256
 
-NAMES = ["a", "b"]
+
+def begin(hosted, number=1):
+    assignment = Assignment(
+        places=(("a", range(1)), ("b", range(1, 3))),
+        spares=(),
+        too_small=(),
+        loads=(),
+        tokens_per_second=1.0,
+        bottleneck="",
+    )
+    return hosted.begin(Epoch(number, assignment, {"a": 1, "b": 1}))
+
+
+def host(config):
+    return HostedRun(config, Lines(Console(file=io.StringIO()), log_freq=1))
 
 
 @pytest.fixture
 def hosted(run_config):
-    run = HostedRun(run_config, Lines(Console(file=io.StringIO()), log_freq=1))
+    run = host(run_config)
     yield run
     run.close()
 
@@ -51,7 +69,7 @@ def rotated(matrix_DK):
 
 @pytest.mark.parametrize("change", [flipped_bit, torch.neg, rotated])
 def test_a_peer_with_another_basis_is_told_both(hosted, change):
-    beginning = hosted.begin([1, 2])
+    beginning = begin(hosted)
     good = hashes_at_a_peer(hosted, beginning)
     assert hosted.compare(good) == ""
     bad = good | {"basis": Basis(change(make_space(hosted.model).basis.matrix_DK)).hash}
@@ -59,7 +77,7 @@ def test_a_peer_with_another_basis_is_told_both(hosted, change):
 
 
 def test_a_peer_with_another_table_tokenizer_or_settings_is_told_both(hosted, tmp_path):
-    beginning = hosted.begin([1, 2])
+    beginning = begin(hosted)
     good = hashes_at_a_peer(hosted, beginning)
     subspace = hosted.model.subspace
     seeded = replace(hosted.model, subspace=replace(subspace, seed=subspace.seed + 1))
@@ -91,45 +109,132 @@ def arrive(hosted, step, names):
 
 
 def test_a_slow_line_gets_its_checkpoint_through_before_a_newer_one_begins(hosted):
-    hosted.begin([1, 2])
+    begin(hosted)
     first, *rest = hosted.newest.manifest.files
-    assert hosted.saved("a", NAMES, manifest_of(hosted, 4)) == Verdict()
-    assert hosted.saved("b", NAMES, manifest_of(hosted, 4)) == Verdict()
+    assert hosted.saved("a", 1, manifest_of(hosted, 4)) == Verdict()
+    assert hosted.saved("b", 1, manifest_of(hosted, 4)) == Verdict()
     arrive(hosted, 4, [first])
-    assert hosted.saved("a", NAMES, manifest_of(hosted, 8)) == Verdict(later=True)
+    assert hosted.saved("a", 1, manifest_of(hosted, 8)) == Verdict(later=True)
     arrive(hosted, 4, rest)
     assert hosted.newest.manifest.step == 4
-    assert hosted.saved("a", NAMES, manifest_of(hosted, 8)) == Verdict()
+    assert hosted.saved("a", 1, manifest_of(hosted, 8)) == Verdict()
 
 
 def test_a_checkpoint_that_somebody_has_skipped_gives_way(hosted):
-    hosted.begin([1, 2])
-    hosted.saved("a", NAMES, manifest_of(hosted, 4))
-    assert hosted.saved("b", NAMES, manifest_of(hosted, 8)) == Verdict(), "b will never send step 4"
-    assert "another checkpoint of step 8" in hosted.saved("a", NAMES, manifest_of(hosted, 4)).refusal
+    begin(hosted)
+    hosted.saved("a", 1, manifest_of(hosted, 4))
+    assert hosted.saved("b", 1, manifest_of(hosted, 8)) == Verdict(), "b will never send step 4"
+    assert "another checkpoint of step 8" in hosted.saved("a", 1, manifest_of(hosted, 4)).refusal
 
 
 def test_a_checkpoint_of_which_nothing_comes_gives_way(hosted, monkeypatch):
-    hosted.begin([1, 2])
-    hosted.saved("a", NAMES, manifest_of(hosted, 4))
-    monkeypatch.setattr(hosting, "_QUIET_SECONDS", 0.0)
-    assert hosted.saved("a", NAMES, manifest_of(hosted, 8)) == Verdict()
+    begin(hosted)
+    hosted.saved("a", 1, manifest_of(hosted, 4))
+    monkeypatch.setattr(commits, "QUIET_SECONDS", 0.0)
+    assert hosted.saved("a", 1, manifest_of(hosted, 8)) == Verdict()
 
 
 def test_a_file_of_an_older_checkpoint_does_not_count_for_a_newer_one(hosted):
     """Its last piece may have been written while the newer one began."""
-    hosted.begin([1, 2])
-    hosted.saved("a", NAMES, manifest_of(hosted, 4))
-    hosted.saved("b", NAMES, manifest_of(hosted, 8))
-    hosted.saved("a", NAMES, manifest_of(hosted, 8))
+    begin(hosted)
+    hosted.saved("a", 1, manifest_of(hosted, 4))
+    hosted.saved("b", 1, manifest_of(hosted, 8))
+    hosted.saved("a", 1, manifest_of(hosted, 8))
     for name in hosted.newest.manifest.files:
         hosted.kept("a", f"step-00000004/{name}")
     assert hosted.newest.manifest.step == 0
 
 
+def commit(hosted, step, epoch=1):
+    for name in "ab":
+        assert hosted.saved(name, epoch, manifest_of(hosted, step)) == Verdict()
+    arrive(hosted, step, list(hosted.newest.manifest.files))
+    assert hosted.committed == step
+
+
+def test_every_commit_is_in_the_log_once_with_what_it_is_and_who_has_it(hosted, run_config):
+    begin(hosted)
+    commit(hosted, 4)
+    assert hosted.saved("b", 1, manifest_of(hosted, 4)) == Verdict(), "it is there"
+    assert hosted.accept("b", "step-00000004/run.safetensors").target == hosted.newest.path / "run.safetensors"
+    commit(hosted, 8)
+    begin(hosted, 2)
+    commit(hosted, 12, epoch=2)
+    found = read_commits(run_config.job.dump_folder / COMMITS)
+    assert [(each.step, each.epoch) for each in found] == [(4, 1), (8, 1), (12, 2)]
+    for file, entry in hosted.newest.manifest.files.items():
+        assert found[2].files[file] == entry.sha256
+        assert found[2].holders[file] == ["a", "hub"]
+    assert found[2].basis_sha256 == hosted.newest.manifest.basis_sha256
+
+
+def test_what_is_committed_does_not_change(hosted):
+    begin(hosted)
+    commit(hosted, 4)
+    other = msgspec.structs.replace(hosted.newest.manifest, samples_seen=77).sealed()
+    assert "step 4 was committed in epoch 1 with other contents" in (
+        hosted.saved("a", 1, msgspec.json.encode(other)).refusal
+    )
+    assert hosted.saved("c", 1, manifest_of(hosted, 8)).refusal == "it is not of this epoch"
+    begin(hosted, 2)
+    assert hosted.saved("a", 1, manifest_of(hosted, 8)).refusal == "it is not of this epoch"
+
+
+def test_files_come_from_peers_that_have_told_that_they_have_them(hosted):
+    begin(hosted)
+    hosted.saved("a", 1, manifest_of(hosted, 4))
+    name = f"step-00000004/{next(iter(hosted.newest.manifest.files))}"
+    assert [hosted.accept(peer, name) is not None for peer in "abc"] == [True, False, False]
+
+
+def test_a_crash_before_a_line_of_the_log_is_mended_at_the_next_start(hosted, run_config):
+    begin(hosted)
+    commit(hosted, 4)
+    commit(hosted, 8)
+    hosted.close()
+    path = run_config.job.dump_folder / COMMITS
+    whole = path.read_bytes()
+    for cut in (len(whole) - 1, len(whole) - 20, whole.index(b"\n") + 1):
+        path.write_bytes(whole[:cut])
+        host(run_config).close()
+        assert path.read_bytes() == whole
+
+
+def test_a_checkpoint_that_the_hub_has_lost_is_taken_again_but_not_logged_again(hosted, run_config):
+    begin(hosted)
+    commit(hosted, 4)
+    commit(hosted, 8)
+    hosted.close()
+    (hosted.newest.path / "run.safetensors").unlink()
+    again = host(run_config)
+    assert again.committed == 4
+    begin(again, 2)
+    other = msgspec.structs.replace(again.newest.manifest, step=8, samples_seen=77).sealed()
+    assert "with other contents" in again.saved("a", 2, msgspec.json.encode(other)).refusal
+    commit(again, 8, epoch=2)
+    again.close()
+    assert [each.step for each in read_commits(run_config.job.dump_folder / COMMITS)] == [4, 8]
+
+
+def test_a_full_disk_leaves_the_newest_as_it_was(hosted):
+    begin(hosted)
+    commit(hosted, 4)
+    log, good = hosted.commit_log, hosted.commit_log._file
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        log._file = full
+        for name in "ab":
+            hosted.saved(name, 1, manifest_of(hosted, 8))
+        arrive(hosted, 8, list(hosted.newest.manifest.files))
+    log._file = good
+    assert hosted.committed == 4
+    assert "the hub cannot write" in hosted.display.console.file.getvalue()
+    commit(hosted, 8)
+    assert [each.step for each in log.records] == [4, 8]
+
+
 def test_a_step_beyond_the_run_is_refused(hosted):
-    hosted.begin([1, 2])
-    assert hosted.saved("a", NAMES, manifest_of(hosted, 13)).refusal == "there is no step 13 in this run"
+    begin(hosted)
+    assert hosted.saved("a", 1, manifest_of(hosted, 13)).refusal == "there is no step 13 in this run"
 
 
 def test_a_batch_that_no_message_can_hold_is_refused(run_config):

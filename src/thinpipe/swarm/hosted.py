@@ -9,6 +9,7 @@ from thinpipe.core.events import AnyEvent
 from thinpipe.swarm.assign import Assignment, Machine
 from thinpipe.swarm.file_service import Accepted
 from thinpipe.swarm.messages import Measure, Verdict
+from thinpipe.swarm.roster import Epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +33,8 @@ class Hosted(Protocol):
         """Raises UserError, which says how much memory is missing, when the machines cannot hold the model."""
         ...
 
-    def begin(self, shares: Sequence[int]) -> Beginning:
-        """From the newest whole checkpoint. Called once for every epoch."""
+    def begin(self, epoch: Epoch) -> Beginning:
+        """From the newest commit. Called once for every epoch."""
         ...
 
     def compare(self, hashes: Mapping[str, str]) -> str:
@@ -44,8 +45,9 @@ class Hosted(Protocol):
         """The file of this name that peers may fetch."""
         ...
 
-    def saved(self, peer: str, names: Sequence[str], manifest: bytes) -> Verdict:
-        """One of these peers has its part of this checkpoint and sends its files next, if it may."""
+    def saved(self, peer: str, epoch: int, manifest: bytes) -> Verdict:
+        """A peer of this epoch has its part of this checkpoint and sends its files next, if it may. What is not of the
+        epoch that began last is refused."""
         ...
 
     def accept(self, peer: str, name: str) -> Accepted | None: ...
@@ -57,6 +59,11 @@ class Hosted(Protocol):
         ...
 
     def heard(self, event: AnyEvent) -> None: ...
+
+    @property
+    def committed(self) -> int:
+        """The step of the newest commit; 0: none yet."""
+        ...
 
     @property
     def ended(self) -> str:

@@ -77,11 +77,11 @@ class Hub:
 
     def __init__(self, broker: Broker, hosted: Hosted, settings: HubSettings, tell: Callable[[str], None]) -> None:
         self.broker, self.hosted, self.settings, self._show = broker, hosted, settings, tell
-        self._epochs = EpochFile(broker.folder / "epoch")
+        self._epochs, self._line = EpochFile(broker.folder / "epoch"), LineFile(broker.folder / "line.json")
         self.roster = Roster(
             wanted=settings.peers,
             assigner=hosted.assign,
-            hub_bps=settings.hub_bps,
+            hub_bps=settings.hub_bps or self._line.read(),
             patience_seconds=settings.patience_seconds,
             last_epoch=self._epochs.read(),
         )
@@ -94,6 +94,7 @@ class Hub:
         self._beginning: Beginning
         """Of the current epoch."""
         self._store = StoreService()
+        self._committed = hosted.committed
 
     async def run(self, begin: "Callable[[Hub], Awaitable[None]]") -> str:
         """Until the run has ended, or `stop` is called; returns why. `begin` is called once peers can be answered."""
@@ -141,6 +142,7 @@ class Hub:
                 if name in self.roster.present:
                     await self._client.publish("bcast.lost", name.encode())
                     await self._remove(name, f"{name} is lost: nothing was heard of it")
+            await self._let_in()
             if self._stop_wanted and not self.roster.at_work:
                 self._stopping = "stopped by the hub's owner; the same command goes on"
             elif self._stop_wanted:  # again and again, for those who have begun to listen just now
@@ -170,6 +172,8 @@ class Hub:
             return None
         if other := self.gate.other_code(request.code):
             return _encode(Refused(text=other))
+        if self.roster.is_past(peer, request.life):
+            return _encode(Refused(text=f"{peer} was started again after this one, and takes part once"))
         if peer not in self.roster.present:
             self._tell(f"{peer} is there")
         self._hearts.beat(peer, time.monotonic())
@@ -203,9 +207,12 @@ class Hub:
         epoch = self.roster.current
         assert epoch is not None
         self._epochs.write(epoch.number)
+        if self.settings.hub_bps is None and self.roster.hub_bps is not None:
+            self._line.write(self.roster.hub_bps)
         self._store.clear()
+        # Before anything is awaited: others may be answered from now on, and must begin from the same
+        self._beginning, self._committed = self.hosted.begin(epoch), self.hosted.committed
         await self._votes.begin(epoch.number, epoch.names)
-        self._beginning = self.hosted.begin(list(epoch.shares.values()))
         shares = ", ".join(f"{name}: {share}" for name, share in epoch.shares.items())
         self._tell(f"epoch {epoch.number}: segments {shares}; slowest part: {epoch.assignment.bottleneck}")
         await self._notify()
@@ -253,7 +260,18 @@ class Hub:
             return None
         if latest is None or latest.number != request.epoch or peer not in latest.names:
             return _encode(Verdict(refusal="it is not of this epoch"))
-        return _encode(self.hosted.saved(peer, latest.names, request.manifest))
+        return _encode(self.hosted.saved(peer, latest.number, request.manifest))
+
+    async def _let_in(self) -> None:
+        """Those who came while fewer than wanted computed: after a commit, nothing is lost but moments."""
+        step, before = self.hosted.committed, self._committed
+        self._committed = step
+        if step == before or self._stop_wanted or self.hosted.ended:
+            return
+        over = self.roster.committed(step)
+        if over is not None:
+            await self._over(over)
+            await self._notify()
 
     async def _event(self, peer: str, data: bytes) -> None:
         if self.roster.current is None or peer != self.roster.current.names[0] or len(data) > _MOST_EVENT_NBYTES:
@@ -324,9 +342,10 @@ class Hub:
         await self._notify()
 
     async def _over(self, why: str) -> None:
-        self._tell(f"epoch {self.roster.last_epoch} is over: {why}")
+        number = self.roster.last_epoch  # the next may begin while we wait
+        self._tell(f"epoch {number} is over: {why}")
         await self._votes.end()
-        await self._client.publish("bcast.over", f"{self.roster.last_epoch} {why}".encode())
+        await self._client.publish("bcast.over", f"{number} {why}".encode())
 
     def _tell(self, text: str) -> None:
         self._show(say(text, _MOST_LINE))
@@ -347,6 +366,22 @@ class EpochFile:
 
     def write(self, number: int) -> None:
         write_atomically(self._path, str(number).encode())
+
+
+class LineFile:
+    """What the hub's line was measured to do, up and down: a hub that was started again need not measure it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> tuple[float, float] | None:
+        with suppress(FileNotFoundError, msgspec.DecodeError):
+            return msgspec.json.decode(self._path.read_bytes(), type=tuple[float, float])
+        return None
+
+    def write(self, bps: tuple[float, float]) -> None:
+        if self.read() != bps:
+            write_atomically(self._path, msgspec.json.encode(bps))
 
 
 def _encode(message: msgspec.Struct) -> bytes:

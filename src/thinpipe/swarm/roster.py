@@ -1,9 +1,11 @@
 """Who is there, and what each shall do next: wait, measure its line, or work. Pure: told of events and of the time.
 
 An epoch is a set of peers computing together. It is over as soon as one of them is lost, leaves or asks what to do
-next; then the others ask too, and when enough are there again the next epoch begins.
+next; then the others ask too, and when enough are there again the next epoch begins. Newcomers are measured while an
+epoch runs; if it has fewer peers than wanted, it ends at the next commit so that they take part.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +15,7 @@ from thinpipe.swarm.messages import Measure, NextRequest
 from thinpipe.swarm.reports import MachineReport
 
 MOST_SECONDS_TO_SAVE = 1800.0
+_LIVES_REMEMBERED = 100
 
 Assigner = Callable[[Sequence[Machine], float, float], Assignment]
 """Of machines and the hub's rates up and down, in bits a second. Raises UserError when the model does not fit."""
@@ -45,6 +48,7 @@ class _Peer:
     together: tuple[float, float] | None = None
     """Up and down, while all measured at once."""
     measuring_together: bool = False
+    """It was told to, or will be, and has not answered."""
 
 
 @dataclass
@@ -53,7 +57,7 @@ class Roster:
     """Peers for which the first epoch waits."""
     assigner: Assigner
     hub_bps: tuple[float, float] | None = None
-    """Up and down, if the hub's owner has said; else all peers measure at once."""
+    """Up and down: the hub's owner has said it, or all peers have measured at once. Once known it stays known."""
     patience_seconds: float = 60.0
     """How long later epochs wait for so many."""
     last_epoch: int = 0
@@ -62,6 +66,8 @@ class Roster:
     """The current one, or the one that is over."""
     _peers: dict[str, _Peer] = field(default_factory=dict)
     _lives: dict[str, int] = field(default_factory=dict)
+    _past: dict[str, deque[str]] = field(default_factory=dict)
+    """Lives that another followed: what such a program asks is not heard, or the two would end each other's epochs."""
     _alone: str | None = None
     """Whose turn it is to measure."""
     _waiting_since: float | None = None
@@ -84,17 +90,20 @@ class Roster:
 
     def asked(self, name: str, request: NextRequest, now: float) -> str | None:
         """A peer wants to know what to do. Returns why the current epoch is over, if that ends it."""
+        if self.is_past(name, request.life):
+            return None
         known = self._peers.get(name)
         over = None
         if known is None or known.life != request.life:
             self._lives[name] = self._lives.get(name, 0) + 1
-            over = self.gone(name, f"{name} was started again") if known is not None else None
+            over = self._replaced(name, known.life) if known is not None else None
             known = self._peers[name] = _Peer(request.life, self._lives[name], request.report)
-        if self._alone == name and request.report is not None:
+        known.report = request.report or known.report  # a request that was late may be of before
+        if self._alone == name and known.report is not None:
             self._alone = None
-        if request.together_bps is not None:
+        if request.together_bps is not None and known.measuring_together:
             known.together, known.measuring_together = request.together_bps, False
-        known.report = request.report
+            self._note_the_line()
         known.epoch = max(known.epoch, min(request.took_part_in, self.last_epoch))
         if self.current is not None and name in self.current.names and known.epoch >= self.current.number:
             over = over or f"{name} stopped: {request.why or 'it was asked to'}"
@@ -103,9 +112,18 @@ class Roster:
             self._waiting_since = now
         return over
 
+    def is_past(self, name: str, life: str) -> bool:
+        """Another program of this peer was started after the one that asks."""
+        return life in self._past.get(name, ())
+
+    def _replaced(self, name: str, life: str) -> str | None:
+        self._past.setdefault(name, deque(maxlen=_LIVES_REMEMBERED)).append(life)
+        return self.gone(name, f"{name} was started again")
+
     def gone(self, name: str, why: str) -> str | None:
         """A peer is lost, kicked or has left. Returns why the current epoch is over, if that ends it."""
         self._peers.pop(name, None)
+        self._note_the_line()
         if self._alone == name:
             self._alone = None
         if self.current is None or name not in self.current.names:
@@ -113,23 +131,42 @@ class Roster:
         self._end_epoch()
         return why
 
+    def committed(self, step: int) -> str | None:
+        """A state of this step is committed, so little is lost if the epoch ends now. Returns why it is over, if there
+        were too few and others are ready to take part."""
+        epoch = self.current
+        if epoch is None or len(epoch.names) >= self.wanted or len(self._machines) <= len(epoch.names):
+            return None
+        try:
+            places = self.assigner(self._machines, *self.hub_rates).places
+        except UserError:
+            return None
+        new = [name for name, _ in places if name not in epoch.names]
+        if len(places) <= len(epoch.names) or not new:
+            return None
+        self._end_epoch()
+        return f"{' and '.join(new)} {'takes' if len(new) == 1 else 'take'} part from step {step} on"
+
     def _end_epoch(self) -> None:
         self.current, self._waiting_since = None, None
+
+    @property
+    def _machines(self) -> list[Machine]:
+        """Of all who are measured."""
+        return [peer.report.machine(name) for name, peer in self._peers.items() if peer.report is not None]
 
     def next_for(self, name: str, now: float) -> Epoch | Measure | None:
         """None: it has to wait."""
         peer = self._peers.get(name)
         if peer is None:
             return None
-        if self.current is not None:
+        if self.current is not None and name in self.current.names:
             return self._if_in_it(name, peer, self.current)
         if peer.report is None:
-            if self._alone is None and not any(p.measuring_together for p in self._peers.values()):
-                self._alone = name
-            return Measure(together=False) if self._alone == name else None
-        if not self._enough(now):
+            return self._measure_alone(name)
+        if self.current is not None or not self._enough(now):
             return None
-        if self.hub_bps is None and len(self._peers) > 1 and any(p.together is None for p in self._peers.values()):
+        if self.hub_bps is None and len(self._machines) > 1:
             return self._measure_together(peer)
         begun = self._begin()
         return None if begun is None else self._if_in_it(name, peer, begun)
@@ -137,22 +174,33 @@ class Roster:
     def _if_in_it(self, name: str, peer: _Peer, epoch: Epoch) -> Epoch | None:
         return epoch if name in epoch.names and peer.epoch < epoch.number else None
 
+    def _measure_alone(self, name: str) -> Measure | None:
+        """One after the other, also while others compute: so a spare is ready when it is needed."""
+        if self._alone is None and not any(p.measuring_together for p in self._peers.values()):
+            self._alone = name
+        return Measure(together=False) if self._alone == name else None
+
     def _measure_together(self, peer: _Peer) -> Measure | None:
         if not any(p.measuring_together for p in self._peers.values()):
             for other in self._peers.values():
-                other.together, other.measuring_together = None, True
-        return Measure(together=True) if peer.together is None else None
+                other.together, other.measuring_together = None, other.report is not None
+        return Measure(together=True) if peer.measuring_together else None
+
+    def _note_the_line(self) -> None:
+        """Once all have measured at once, or are gone. What peers download is what the hub sends."""
+        measured = [peer.together for peer in self._peers.values() if peer.together is not None]
+        if self.hub_bps is None and len(measured) > 1 and not any(p.measuring_together for p in self._peers.values()):
+            self.hub_bps = sum(down for _, down in measured), sum(up for up, _ in measured)
 
     def _enough(self, now: float) -> bool:
         """The peers wanted are there, idle and measured; in later epochs, or those who came within our patience."""
         waited = now - self._waiting_since if self._waiting_since is not None else 0.0
-        if any(peer.report is None for peer in self._peers.values()):
-            return False
+        measured = len(self._machines)
         if self._still_at_work and waited < MOST_SECONDS_TO_SAVE:
             return False
-        if len(self._peers) >= self.wanted:
-            return True
-        return self.last_epoch > 0 and waited >= self.patience_seconds
+        if self.last_epoch == 0:
+            return measured >= self.wanted and measured == len(self._peers)
+        return measured >= self.wanted or waited >= self.patience_seconds
 
     @property
     def _still_at_work(self) -> list[str]:
@@ -168,7 +216,7 @@ class Roster:
         ]
 
     def _begin(self) -> Epoch | None:
-        machines = [peer.report.machine(name) for name, peer in self._peers.items() if peer.report is not None]
+        machines = self._machines
         if self._not_enough == (machines, self.hub_rates):
             return None
         try:
@@ -184,17 +232,14 @@ class Roster:
 
     @property
     def hub_rates(self) -> tuple[float, float]:
-        """Up and down. What peers download is what the hub sends."""
-        if self.hub_bps is not None:
-            return self.hub_bps
-        measured = [peer.together for peer in self._peers.values() if peer.together is not None]
-        if not measured:
-            return float("inf"), float("inf")
-        return sum(down for _, down in measured), sum(up for up, _ in measured)
+        """Up and down."""
+        return self.hub_bps or (float("inf"), float("inf"))
 
     def why_waiting(self, name: str) -> str:
         if self.problem:
             return self.problem
+        if self.current is not None and len(self.current.names) < self.wanted:
+            return f"the run goes on without {name}, which may take part after the next commit"
         if self.current is not None:
             return f"the run goes on without {name}, which is a spare: it takes part when somebody leaves"
         unmeasured = [other for other, peer in self._peers.items() if peer.report is None]

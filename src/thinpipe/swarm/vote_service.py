@@ -44,8 +44,8 @@ class VoteService:
         await self._set(None)
 
     async def _set(self, ballot: Ballot | None) -> None:
+        self._ballot = ballot  # at once: whoever is told to work may vote
         async with self._changed:
-            self._ballot = ballot
             self._changed.notify_all()
 
     async def __call__(self, peer: str, data: bytes) -> bytes | None:

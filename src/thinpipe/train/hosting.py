@@ -15,14 +15,18 @@ from thinpipe.core.code import code_version
 from thinpipe.core.config import dump_toml
 from thinpipe.core.digest import text_sha256
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import AnyEvent, EventLog, Step, Stopped
+from thinpipe.core.events import AnyEvent, EventLog, SaveFailed, Step, Stopped
+from thinpipe.core.files import write_atomically
 from thinpipe.data import Cursor
 from thinpipe.models.model import make_space
 from thinpipe.swarm.assign import Assignment, Machine, assign
+from thinpipe.swarm.commit_log import COMMITS, CommitLog
 from thinpipe.swarm.file_service import Accepted
 from thinpipe.swarm.hosted import Beginning
 from thinpipe.swarm.messages import Measure, Verdict
 from thinpipe.swarm.reading import UNREADABLE
+from thinpipe.swarm.roster import Epoch
+from thinpipe.train.commit_record import COMMIT, open_ledger, state_of
 from thinpipe.train.config import DataSection, JobSection, RunConfig
 from thinpipe.train.console import Display
 from thinpipe.train.costs import boundary_traffic, segment_needs, shared_nbytes
@@ -32,8 +36,6 @@ from thinpipe.train.tokens import LocalTokens, token_dtype, tokenizer_sha256
 _ONE_STAGE_SCHEDULES = ("GPipe", "1F1B")
 _FILE = re.compile(r"[a-z0-9.]{1,100}\.safetensors", re.ASCII)
 _MOST_FILE_NBYTES = 1 << 50
-_QUIET_SECONDS = 30.0
-"""A checkpoint of which nothing came for so long gives way to a newer one."""
 _MOST_ANSWER_NBYTES = 8_000_000
 """What a message can hold."""
 
@@ -60,7 +62,10 @@ class HostedRun:
         self.source.keep_tokenizer(config.job.dump_folder)
         self._step: Step | None = None
         self._stopped = ""
-        self._arriving: _Arriving | None = None
+        self.commit_log = CommitLog(config.job.dump_folder / COMMITS)
+        self.commits = open_ledger(self.commit_log, self.newest)
+        self._told: Manifest | None = None
+        """Of the checkpoint whose files are on their way."""
 
     def assign(self, machines: Sequence[Machine], hub_up_bps: float, hub_down_bps: float) -> Assignment:
         return assign(
@@ -79,9 +84,9 @@ class HostedRun:
         """1F1B needs a micro-batch for each."""
         return self.config.microbatches if self.config.parallelism.pipeline_parallel_schedule == "1F1B" else None
 
-    def begin(self, shares: Sequence[int]) -> Beginning:
-        self._arriving = None  # whatever was on its way is older than what now begins
-        settings = dump_toml(settings_for_peers(self.config, shares))
+    def begin(self, epoch: Epoch) -> Beginning:
+        self.commits.begin(epoch.number, epoch.names)
+        settings = dump_toml(settings_for_peers(self.config, list(epoch.shares.values())))
         space = make_space(self.model)
         restore(self.newest, {}, space)
         self._hashes = {"settings": text_sha256(settings), "tokenizer": tokenizer_sha256(self.tokenizer)} | space.hashes
@@ -113,24 +118,22 @@ class HostedRun:
         ids_BW = self.source.batch(Cursor(samples_seen=index)) if split == "train" else self.source.validation[index]
         return ids_BW.astype(token_dtype(self.source.facts.vocab_size)).tobytes()
 
-    # Checkpoints: every peer of an epoch tells the same manifest, and sends its files
+    # Checkpoints: every peer of an epoch tells the same manifest, and sends its files; then it is a commit
 
-    def saved(self, peer: str, names: Sequence[str], manifest: bytes) -> Verdict:
+    def saved(self, peer: str, epoch: int, manifest: bytes) -> Verdict:
         try:
             told = self._read_manifest(manifest)
-            arriving = self._arriving
-            if arriving is None or told.step > arriving.manifest.step:
-                if arriving is not None and arriving.is_awaited(peer):
-                    return Verdict(later=True)
+            answer = self.commits.told(peer, epoch, state_of(told), told.sha256, time.monotonic())
+            if answer == "later":
+                return Verdict(later=True)
+            if answer == "begin":
+                self._told = told
                 self.checkpoints.begin(told.step)
-                arriving = self._arriving = _Arriving(told, set(names))
-            if told != arriving.manifest:
-                return Verdict(refusal=f"another peer has told another checkpoint of step {arriving.manifest.step}")
-            arriving.to_tell.discard(peer)
             self._commit_if_whole()
         except UserError as error:
             return Verdict(refusal=str(error))
         except OSError as error:
+            self.commits.give_up()
             return Verdict(refusal=f"the hub cannot write ({error.strerror or type(error).__name__})")
         return Verdict()
 
@@ -141,42 +144,60 @@ class HostedRun:
         except UNREADABLE as error:
             raise UserError(f"the manifest cannot be read: {error}") from None
         sizes_are_right = all(0 <= entry.nbytes <= _MOST_FILE_NBYTES for entry in told.files.values())
-        if told != told.sealed() or not all(map(_FILE.fullmatch, told.files)) or not sizes_are_right:
+        names_are_right = bool(told.files) and all(map(_FILE.fullmatch, told.files))
+        if told != told.sealed() or not names_are_right or not sizes_are_right:
             raise UserError("the manifest is damaged")
         ours = msgspec.json.decode(msgspec.json.encode(self.newest.manifest.model))  # without tuples, as what comes
-        if told.model != ours:
+        family, version = self.newest.manifest.family, self.newest.manifest.format_version
+        if (told.model, told.family, told.format_version) != (ours, family, version):
             raise UserError("the manifest is of another model")
         if not 0 < told.step <= self.config.training.steps:
             raise UserError(f"there is no step {told.step} in this run")
-        if told.step < self.newest.manifest.step:
-            raise UserError(f"there is a newer checkpoint, of step {self.newest.manifest.step}")
         return _with_our_settings(told, dump_toml(self.config))
 
-    def accept(self, peer: str, name: str) -> Accepted | None:  # noqa: ARG002  any peer's will do, if the hash is right
+    def accept(self, peer: str, name: str) -> Accepted | None:
+        """Also what is committed already: a peer that was slower than others is told that it is there."""
         folder, _, file = name.partition("/")
-        arriving = self._arriving
-        manifest = arriving.manifest if arriving is not None else self.newest.manifest
-        if folder != step_folder(manifest.step) or file not in manifest.files:
-            return None
-        place = self.checkpoints.partial(manifest.step) if arriving is not None else self.newest.path
-        if arriving is not None:
-            arriving.last_heard = time.monotonic()
-        entry = manifest.files[file]
-        return Accepted(target=place / file, nbytes=entry.nbytes, sha256=entry.sha256)
+        manifest, place = self.newest.manifest, self.newest.path
+        if folder != place.name:
+            manifest, arriving = self._told or manifest, self.commits.arriving
+            if arriving is None or folder != step_folder(arriving):
+                return None
+            if not self.commits.expects(peer, arriving, file, time.monotonic()):
+                return None
+            place = self.checkpoints.partial(arriving)
+        entry = manifest.files.get(file)
+        return None if entry is None else Accepted(target=place / file, nbytes=entry.nbytes, sha256=entry.sha256)
 
-    def kept(self, peer: str, name: str) -> None:  # noqa: ARG002
+    def kept(self, peer: str, name: str) -> None:
         folder, _, file = name.partition("/")
-        if self._arriving is not None and folder == step_folder(self._arriving.manifest.step):
-            self._arriving.to_come.discard(file)
+        arriving = self.commits.arriving
+        if arriving is None or folder != step_folder(arriving):
+            return
+        self.commits.came(peer, arriving, file)
+        try:
             self._commit_if_whole()
+        except OSError as error:  # the newest stays what it was, and the next one may fit
+            self.commits.give_up()
+            self.display.show(SaveFailed(step=arriving, reason=f"the hub cannot write: {error}"))
 
     def _commit_if_whole(self) -> None:
-        arriving = self._arriving
-        if arriving is None or arriving.to_tell or arriving.to_come:
+        """First the checkpoint is durable, then its line in the log; only then is it the newest, which peers get."""
+        commit = self.commits.whole
+        if commit is None:
             return
-        self._arriving = None
-        self.newest = self.checkpoints.commit(arriving.manifest, arriving.manifest.files)
+        assert self._told is not None
+        write_atomically(self.checkpoints.partial(commit.step) / COMMIT, msgspec.json.encode(commit))
+        checkpoint = self.checkpoints.commit(self._told, self._told.files)
+        if commit.step not in self.commits:
+            self.commit_log.append(commit)
+        self.commits.committed(commit)
+        self.newest = checkpoint
         self.checkpoints.keep_latest(self.config.checkpoint.keep_latest_k)
+
+    @property
+    def committed(self) -> int:
+        return self.newest.manifest.step
 
     def heard(self, event: AnyEvent) -> None:
         if isinstance(event, Step):
@@ -188,6 +209,7 @@ class HostedRun:
 
     def close(self) -> None:
         self.log.close()
+        self.commit_log.close()
 
     @property
     def ended(self) -> str:
@@ -207,20 +229,6 @@ class HostedRun:
             "loss": step.loss,
             "tokens_per_second": step.tokens_per_second,
         }
-
-
-class _Arriving:
-    """A checkpoint whose files are on their way."""
-
-    def __init__(self, manifest: Manifest, names: set[str]) -> None:
-        self.manifest = manifest
-        self.to_tell, self.to_come = set(names), set(manifest.files)
-        self.last_heard = time.monotonic()
-
-    def is_awaited(self, peer: str) -> bool:
-        """Somebody's line is slower than that of this peer, which has done its part. Without waiting, a slow line
-        would never get a checkpoint through before the next one comes."""
-        return peer not in self.to_tell and time.monotonic() - self.last_heard < _QUIET_SECONDS
 
 
 def settings_for_peers(config: RunConfig, shares: Sequence[int] = (1,)) -> RunConfig:

@@ -1,0 +1,159 @@
+"""The ledger of commits: which states of the run are kept for good, and what is on its way to become one. Pure.
+
+A state after step s is committed when every peer of the epoch has told the same description of it, so that each holds
+its own part, and the hub has every file with the hash that the description names: then every layer has two holders.
+There is one commit of a step, ever. What is told again is already there, what differs is refused; so is what is older
+than the newest, and what peers of an epoch that is over tell.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from thinpipe.core.errors import UserError
+from thinpipe.swarm.broker_config import HUB
+
+QUIET_SECONDS = 30.0
+"""A checkpoint of which nothing came for so long gives way to a newer one."""
+
+Told = Literal["begin", "send", "later", "there"]
+"""To a peer that tells a description: send your files, they are the first of this checkpoint or follow others; ask
+again in a moment; it is committed."""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the run is after a step, bit for bit."""
+
+    step: int
+    samples_seen: int
+    """The cursor of the data."""
+    basis_version: int | None
+    basis_sha256: str | None
+    files: dict[str, str]
+    """sha256 of each."""
+
+
+class Commit(State, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A state that is kept for good."""
+
+    epoch: int
+    """In which it was computed; 0: it was there before any."""
+    holders: dict[str, list[str]]
+    """Of each file, as far as the hub knows: peers of that epoch, and the hub."""
+
+    @property
+    def state(self) -> State:
+        return State(**{field: getattr(self, field) for field in State.__struct_fields__})
+
+    @classmethod
+    def of(cls, state: State, epoch: int, holders: Mapping[str, Iterable[str]]) -> "Commit":
+        return cls(
+            **msgspec.structs.asdict(state),
+            epoch=epoch,
+            holders={file: [*sorted(holders.get(file, ())), HUB] for file in state.files},
+        )
+
+
+class Commits:
+    """`records`: those of earlier lives of the hub. `newest`: the step of the newest that the hub has the files of."""
+
+    def __init__(self, records: Iterable[Commit] = (), *, newest: int = 0) -> None:
+        self._records = {record.step: record for record in records}
+        self.newest, self.epoch = newest, 0
+        self._names: frozenset[str] = frozenset()
+        self._arriving: _Arriving | None = None
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._records
+
+    def __getitem__(self, step: int) -> Commit:
+        return self._records[step]
+
+    @property
+    def arriving(self) -> int | None:
+        """The step of the checkpoint whose files are on their way."""
+        return None if self._arriving is None else self._arriving.state.step
+
+    def begin(self, epoch: int, names: Collection[str]) -> None:
+        """An epoch begins from the newest: what was on its way is given up."""
+        if epoch <= self.epoch:
+            raise ValueError(f"epoch {epoch} cannot follow epoch {self.epoch}")
+        self.epoch, self._names, self._arriving = epoch, frozenset(names), None
+
+    def told(self, peer: str, epoch: int, state: State, seal: str, now: float) -> Told:
+        """A peer has its part of this. `seal`: the hash of all that was told. Raises UserError if it is refused."""
+        self._refuse(peer, epoch, state)
+        if state.step == self.newest:
+            return "there"
+        arriving = self._arriving
+        begins = arriving is None or state.step > arriving.state.step
+        if arriving is None or begins:
+            if arriving is not None and arriving.is_awaited(peer, now):
+                return "later"
+            arriving = self._arriving = _Arriving(state, seal, self._names, now)
+        if (state, seal) != (arriving.state, arriving.seal):
+            raise UserError(f"another peer has told another checkpoint of step {arriving.state.step}")
+        arriving.to_tell.discard(peer)
+        return "begin" if begins else "send"
+
+    def _refuse(self, peer: str, epoch: int, state: State) -> None:
+        if epoch != self.epoch or peer not in self._names:
+            raise UserError("it is not of this epoch")
+        if state.step < self.newest:
+            raise UserError(f"there is a newer checkpoint, of step {self.newest}")
+        known = self._records.get(state.step)
+        if known is not None and known.state != state:
+            raise UserError(
+                f"step {state.step} was committed in epoch {known.epoch} with other contents, and what is committed "
+                "does not change"
+            )
+
+    def expects(self, peer: str, step: int, file: str, now: float) -> bool:
+        """Whether this peer is to send this file now: it has told that it has its part."""
+        arriving = self._arriving
+        if arriving is None or step != arriving.state.step or file not in arriving.state.files:
+            return False
+        if peer not in self._names or peer in arriving.to_tell:
+            return False
+        arriving.last_heard = now
+        return True
+
+    def came(self, peer: str, step: int, file: str) -> None:
+        """The hub has this file, with the right hash, and so has the peer who sent it."""
+        arriving = self._arriving
+        if arriving is None or step != arriving.state.step or peer not in self._names or peer in arriving.to_tell:
+            return
+        if file in arriving.holders:
+            arriving.holders[file].add(peer)
+
+    def give_up(self) -> None:
+        """What is on its way cannot be kept."""
+        self._arriving = None
+
+    @property
+    def whole(self) -> Commit | None:
+        """What can be committed now: make it durable, then call `committed`."""
+        arriving = self._arriving
+        if arriving is None or arriving.to_tell or not all(arriving.holders.values()):
+            return None
+        return Commit.of(arriving.state, self.epoch, arriving.holders)
+
+    def committed(self, commit: Commit) -> None:
+        """It is durable. One that the hub had lost the files of keeps its record."""
+        self._records.setdefault(commit.step, commit)
+        self.newest, self._arriving = commit.step, None
+
+
+class _Arriving:
+    """A checkpoint whose files are on their way."""
+
+    def __init__(self, state: State, seal: str, names: Iterable[str], now: float) -> None:
+        self.state, self.seal, self.last_heard = state, seal, now
+        self.to_tell = set(names)
+        self.holders: dict[str, set[str]] = {file: set() for file in state.files}
+
+    def is_awaited(self, peer: str, now: float) -> bool:
+        """Somebody's line is slower than that of this peer, which has done its part. Without waiting, a slow line
+        would never get a checkpoint through before the next one comes."""
+        return peer not in self.to_tell and now - self.last_heard < QUIET_SECONDS
