@@ -178,7 +178,7 @@ class SimulatedHub:
         if not self.commits.expects(sender.name, step, file, self.world.now):
             return "refused"
         if sha(file_of(file, content)) != self.world.told[sender.name].files[file]:
-            return "again"
+            return "damaged"
         self.files[step, file] = content
         self.commits.came(sender.name, step, file)
         self._commit_if_whole()
@@ -246,7 +246,7 @@ class Process:
             return
         if not saving.told:
             files = saving.state.files
-            wrong = state_of(saving.state.step, files | {LAYERS[0]: sha("lie")})
+            wrong = state_of(saving.state.step, files | {LAYERS[0]: sha(f"lie of {self.name}")})
             self.world.send(self, "saved", (saving.epoch, wrong if self.lies else saving.state))
             self.lies = False
         elif saving.to_send:
@@ -326,7 +326,7 @@ class Process:
     def _hear_keep(self, answer: str) -> None:
         if self.saving is None or not self.saving.told:
             return
-        if answer == "refused":
+        if answer in ("refused", "damaged"):
             self.saving = None
         elif answer == "whole" and self.saving.to_send:
             self.saving.to_send.pop(0)

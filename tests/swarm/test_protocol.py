@@ -8,13 +8,15 @@ import os
 import time
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.swarm.simulated import INTERVAL, NAMES, World
 
 STEPS = int(os.environ.get("PROTOCOL_STEPS", "4000"))
+SHRINK = "PROTOCOL_SHRINK" in os.environ
+"""To look for the shortest way to a failure, which takes minutes."""
 EXAMPLES, STEPS_OF_ONE = 40, 100
 MOST_IN_FLIGHT, MOST_PROCESSES = 60, 6
 
@@ -164,7 +166,7 @@ class Protocol(RuleBasedStateMachine):
             if not any(process.name == name for process in world.processes):
                 world.start(name)
         before = max(world.disk.folders)
-        for _ in range(60):
+        for _ in range(200):
             world.calm()
             if max(world.disk.folders) >= before + 2 * INTERVAL:
                 break
@@ -186,6 +188,7 @@ def test_whatever_happens_nothing_is_lost_doubled_or_changed():
         deadline=None,
         database=None,
         print_blob=True,
+        phases=[Phase.generate, Phase.shrink] if SHRINK else [Phase.generate],
         suppress_health_check=checks,
     )
     while done["steps"] < STEPS:

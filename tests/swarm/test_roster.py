@@ -201,6 +201,18 @@ def test_the_hubs_line_is_measured_once():
     assert (epoch.names, epoch.assignment.bottleneck) == (["a", "c"], "22.0 11.0")
 
 
+def test_one_that_comes_while_all_measure_waits_until_they_have():
+    roster = roster_of(2, hub_bps=None)
+    ask(roster, "a")
+    assert ask(roster, "b")[1] == Measure(together=True)
+    assert ask(roster, "c", report=None)[1] is None
+    assert ask(roster, "a")[1] == Measure(together=True)
+    ask(roster, "a", together_bps=(1.0, 2.0))
+    ask(roster, "b", together_bps=(10.0, 20.0))
+    assert roster.next_for("c", 0.0) == Measure(together=False)
+    assert ask(roster, "c")[1].names == ["a", "b", "c"]
+
+
 def test_what_one_alone_has_measured_is_not_the_hubs_line():
     roster = roster_of(2, hub_bps=None)
     ask(roster, "a")

@@ -162,6 +162,8 @@ class Roster:
             return None
         if self.current is not None and name in self.current.names:
             return self._if_in_it(name, peer, self.current)
+        if peer.measuring_together:  # whoever has come since: it waits for us
+            return Measure(together=True)
         if peer.report is None:
             return self._measure_alone(name)
         if self.current is not None or not self._enough(now):
