@@ -400,6 +400,15 @@ class World:
         while self.in_flight:
             self.deliver(0)
 
+    def in_words(self) -> str:
+        roster = self.hub.roster
+        processes = [
+            f"{p.life} epoch {p.epoch} round {p.round} step {p.step}, over {p.over}, gathers {p.gathering}, {p.saving}"
+            for p in self.processes
+        ]
+        commits = f"newest {self.hub.commits.newest}, arriving {self.hub.commits.arriving}"
+        return "\n".join([f"{roster.current}, {roster._peers}, {commits}, now {self.now}", *processes])
+
     # What must hold
 
     def is_of(self, process: Process, epoch: int) -> None:

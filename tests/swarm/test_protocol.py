@@ -171,7 +171,7 @@ class Protocol(RuleBasedStateMachine):
             if max(world.disk.folders) >= before + 2 * INTERVAL:
                 break
         else:
-            pytest.fail("the run does not go on although all is well")
+            pytest.fail(f"the run does not go on although all is well: {world.in_words()}")
         done["commits"] += len(world.disk.log)
         done["epochs"] += world.disk.epoch
         done["most"] = max(done["most"], world.disk.log[-1].step)

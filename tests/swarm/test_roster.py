@@ -97,6 +97,14 @@ def test_the_next_epoch_begins_when_all_have_come_out_of_the_last():
     assert epoch.lives == {"a": 1, "b": 1}
 
 
+def test_one_that_never_heard_of_an_epoch_that_is_over_is_not_waited_for():
+    roster = roster_of(2)
+    ask(roster, "a")
+    ask(roster, "b")
+    assert ask(roster, "a", took_part_in=1)[1] is None
+    assert ask(roster, "b", took_part_in=0)[1].number == 2, "the answer was lost on the way to it"
+
+
 def test_one_that_never_comes_out_is_not_waited_for_without_end():
     roster = roster_of(2)
     ask(roster, "a")

@@ -108,6 +108,8 @@ class Roster:
         if self.current is not None and name in self.current.names and known.epoch >= self.current.number:
             over = over or f"{name} stopped: {request.why or 'it was asked to'}"
             self._end_epoch()
+        if self.current is None:  # it has come out of the last one, or has never heard of it
+            known.epoch = self.last_epoch
         if self._waiting_since is None:
             self._waiting_since = now
         return over
