@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -65,7 +66,7 @@ class HubTokens:
                 data = msgspec.msgpack.encode(request)
                 self._coming[split, index] = self._post.ask("tokens", data, seconds=_SECONDS, bulk=True)
         wanted = next(iter(indices))
-        data = self._coming.pop((split, wanted)).result(timeout=_SECONDS + 5)
+        data = self._post.take(self._coming.pop((split, wanted)), seconds=_SECONDS)
         for key in [key for key in self._coming if key[0] == split and key[1] not in indices]:
             self._coming.pop(key).cancel()
         ids = np.frombuffer(data, self._dtype)
@@ -93,6 +94,9 @@ class HubSupplies(Supplies):
             return exchange_of(None)
         timeout = self._config.parallelism.timeout_seconds
         return HubExchange(group, self._post, self._work.epoch, timeout_seconds=timeout)
+
+    def step(self) -> AbstractContextManager[None]:
+        return self._post.progress.step()
 
     def fetch(self, layers: Collection[str], if_saved: Collection[str]) -> None:
         step = step_folder(self._manifest.step)

@@ -172,6 +172,7 @@ class PeerProgram:
         )
         config = self._settings(work.settings)
         self._prepare_folder(work)
+        post.progress.begin(work.epoch)
         supplies = HubSupplies(post, work, config, self._say)
         origin = Origin(
             run=bytes.fromhex(self.identity.fingerprint[:16]),
@@ -190,6 +191,7 @@ class PeerProgram:
             self.why = str(error)
             self._say(f"epoch {work.epoch} is over: {error}")
         finally:
+            post.progress.end()  # sending what was saved may take as long as it likes
             if dist.is_initialized():
                 dist.destroy_process_group()
             supplies.close()
