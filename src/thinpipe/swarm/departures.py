@@ -30,7 +30,8 @@ class _News(msgspec.Struct):
 
 
 class _Count(msgspec.Struct):
-    total: int
+    num_connections: int
+    """That the question names; `total` is that of everybody."""
 
 
 class _Connections(msgspec.Struct):
@@ -72,5 +73,5 @@ class Departures:
         with suppress(NatsError):
             answer = await self._client.request(_ASK, question, timeout=_SECONDS)
             found = read(_READ_CONNECTIONS, answer.data)
-            return found is not None and found.data.total == 0
+            return found is not None and found.data.num_connections == 0
         return False

@@ -212,7 +212,7 @@ class Hub:
         return _encode(await self._answer(peer))
 
     async def _answer(self, peer: str) -> Answer:
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline, newest = time.monotonic() + ANSWER_SECONDS, self.hosted.newest_manifest()
         while True:
             if self._stopping or self.hosted.ended:
                 return Done(text=self._stopping or self.hosted.ended)
@@ -225,11 +225,12 @@ class Hub:
             if found is not None:
                 return self._work(found)
             left = deadline - time.monotonic()
-            if left <= 0:
-                return Wait(text=self.roster.why_waiting(peer))
+            running, copy = self.roster.current is not None, self.hosted.newest_manifest()
+            if left <= 0 or (running and copy != newest):
+                return Wait(text=self.roster.why_waiting(peer), manifest=copy if running else b"")
             async with self._changed:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), min(left, 1.0))
+                    await asyncio.wait_for(self._changed.wait(), min(left, _LOOK_SECONDS))
 
     async def _begun(self) -> None:
         epoch = self.roster.current

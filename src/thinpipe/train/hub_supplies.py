@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -75,6 +76,11 @@ class HubTokens:
         return ids.reshape(self._batch, self._seq_len + 1).astype(np.int64)
 
 
+def _told(tell: Tell, words: str, _have: int, _nbytes: int) -> None:
+    """Not of files that are here already."""
+    tell(words)
+
+
 class HubSupplies(Supplies):
     """For one epoch. `close` waits until the hub has what was saved."""
 
@@ -105,8 +111,15 @@ class HubSupplies(Supplies):
         self._mine = files
         wanted = {name: self._manifest.files[name] for name in files if name in self._manifest.files}
         for number, (name, entry) in enumerate(wanted.items(), 1):
-            self._tell(f"fetching {name}, {number} of {len(wanted)}, {entry.nbytes / 1e6:.1f} MB")
-            fetch(self._post, f"{step}/{name}", target / name, nbytes=entry.nbytes, sha256=entry.sha256)
+            words = f"fetching {name}, {number} of {len(wanted)}, {entry.nbytes / 1e6:.1f} MB"
+            fetch(
+                self._post,
+                f"{step}/{name}",
+                target / name,
+                nbytes=entry.nbytes,
+                sha256=entry.sha256,
+                progress=partial(_told, self._tell, words),
+            )
         for name in self._work.tokenizer:
             if not (is_plain(name) and name.startswith("tokenizer/")):
                 raise UserError(f"the hub wants to write to {name[:80]!r} here: it is no hub to trust")
