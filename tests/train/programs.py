@@ -15,7 +15,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 class Program:
-    """A command of thinpipe, here or at a place of `tests.swarm.homes`, and what it prints. `module`: another program."""
+    """A command of thinpipe, here or at a place of `tests.swarm.homes`, or another `module`; and what it prints."""
 
     def __init__(self, folder, name, *arguments, place=None, module="thinpipe"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -53,19 +53,19 @@ def fetch(
     seconds: float = 60.0,
     window: int = 4,
     piece_nbytes: int = MOST_NBYTES,
-    bytes_per_second: float | None = None,
+    pace: Pace | None = None,
 ) -> None:
     """When this returns the file is there, whole and on the disk; if it was before, nothing is asked.
 
-    `seconds` is the limit for each piece, `window` how many are under way. `bytes_per_second` leaves the rest of the
-    line to others.
+    `seconds` is the limit for each piece, `window` how many are under way. `pace` leaves the rest of the line to
+    others; the same one for several files.
     """
     file = PartialFile(target, nbytes=nbytes, sha256=sha256)
     with _our_disk(target):
         if file.is_whole():
             return
         have = file.have()
-    pieces = _Pieces(seconds, window, min(piece_nbytes, MOST_NBYTES), Pace(bytes_per_second))
+    pieces = _Pieces(seconds, window, min(piece_nbytes, MOST_NBYTES), pace or Pace(None))
     for data in pieces.of(post, name, file, have):
         with _our_disk(target):
             have = file.append(data)

@@ -15,6 +15,7 @@ from thinpipe.checkpoint import Manifest
 from thinpipe.checkpoint.folder import MANIFEST, FileEntry, step_folder
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
+from thinpipe.swarm.file_asks import Pace
 from thinpipe.swarm.file_requests import MOST_NBYTES, is_plain
 from thinpipe.swarm.file_transfer import fetch
 from thinpipe.swarm.partial_file import PartialFile
@@ -82,6 +83,7 @@ class Spare:
             self._copies.add(target)
         missing = {name: entry for name, entry in manifest.files.items() if not self._have(target, name, entry)}
         self._refuse_full_disk(missing)
+        pace = Pace(bytes_per_second)
         piece = MOST_NBYTES if bytes_per_second is None else max(16 << 10, int(bytes_per_second * _STOP_SECONDS))
         for name, entry in missing.items():
             fetch(
@@ -93,7 +95,7 @@ class Spare:
                 progress=self._go_on,
                 window=2,
                 piece_nbytes=piece,
-                bytes_per_second=bytes_per_second,
+                pace=pace,
             )
             self._go_on()
         write_atomically(target / MANIFEST, msgspec.json.encode(manifest))
