@@ -3,7 +3,7 @@
     python -m benchmarks.hub_load --output benchmarks/results/hub_load
 
 Real pipelines of 2, 4 and 8 processes over a real nats-server with TLS; its own counters are read through its system
-account before and after some steps, its processor time from the kernel (Linux). Heartbeats, one a second of every
+account before and after some steps, its processor time from the kernel (Linux). Heartbeats, two a second of every
 process, depend on time and not on steps: they are taken off by count. Message counts do not depend on the machine.
 """
 
@@ -26,6 +26,7 @@ from thinpipe.swarm.broker import Broker
 from thinpipe.train.boundaries import boundary_method
 from thinpipe.transport.nats.dial import connect
 from thinpipe.transport.nats.frame import HEADER_NBYTES
+from thinpipe.transport.nats.post import BEAT_SECONDS
 
 STAGES = (2, 4, 8)
 DIM, MICROBATCHES, SEQ_LEN = 256, 16, 128
@@ -111,7 +112,7 @@ def measure(broker: Broker, crew: Crew, run: Run, steps: int) -> dict[str, Any]:
     after = read_counters(broker)
     seconds = after.at - before.at
     used = {name: value - asking[name] for name, value in _difference(before, after).items()}
-    used["in_msgs"] -= run.shape.stages * seconds  # heartbeats, which nobody hears here
+    used["in_msgs"] -= run.shape.stages * seconds / BEAT_SECONDS  # heartbeats, which nobody hears here
     messages, nbytes = law(run.shape.stages, run.shape.microbatches, boundary_nbytes(run))
     return {
         "run": asdict(run),

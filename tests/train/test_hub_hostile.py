@@ -31,6 +31,7 @@ from thinpipe.swarm.messages import (
 from thinpipe.swarm.status import Status
 from thinpipe.train.config import JobSection
 from thinpipe.train.hub_supplies import HubSupplies
+from thinpipe.transport.nats.progress import Beat
 from thinpipe.transport.nats.requests import Answered, Asked
 
 pytestmark = pytest.mark.timeout(200)
@@ -66,7 +67,7 @@ def seeds_for(running):
     nan, inf = math.nan, math.inf
     asked = msgspec.to_builtins(msgspec.msgpack.decode(next_request(running)))
     return {
-        "beat": packed(0),
+        "beat": packed(Beat(), Beat(epoch=1, marks=3, quiet_s=1.5, waits_for="p1", steps=2, stepping=True)),
         "event": [
             msgspec.json.encode(Saved(step=1, path="a", nbytes=1, seconds=1.0)),
             msgspec.json.encode(Skipped(step=1, loss=None, culprit="\x1b[2J")),

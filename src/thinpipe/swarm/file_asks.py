@@ -45,7 +45,7 @@ class Asks:
         return answer
 
     def _next(self, decoder: msgspec.msgpack.Decoder[Message]) -> Message:
-        answer = decode(decoder, self._under_way.popleft().result(timeout=self._seconds + 5))
+        answer = decode(decoder, self._post.take(self._under_way.popleft(), seconds=self._seconds))
         if answer is None:
             raise FileTransferError("the hub answers what we do not understand: use the same version of thinpipe")
         return answer

@@ -7,6 +7,7 @@ ConnectionError, one that does not answer in time a TimeoutError, all else a Fil
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,17 +52,21 @@ def fetch(
     progress: Progress | None = None,
     seconds: float = 60.0,
     window: int = 4,
+    piece_nbytes: int = MOST_NBYTES,
+    pace: Pace | None = None,
 ) -> None:
     """When this returns the file is there, whole and on the disk; if it was before, nothing is asked.
 
-    `seconds` is the limit for each piece of 1 MiB, `window` how many are under way.
+    `seconds` is the limit for each piece, `window` how many are under way. `pace` leaves the rest of the line to
+    others; the same one for several files.
     """
     file = PartialFile(target, nbytes=nbytes, sha256=sha256)
     with _our_disk(target):
         if file.is_whole():
             return
         have = file.have()
-    for data in _pieces(post, name, file, have, seconds, window):
+    pieces = _Pieces(seconds, window, min(piece_nbytes, MOST_NBYTES), pace or Pace(None))
+    for data in pieces.of(post, name, file, have):
         with _our_disk(target):
             have = file.append(data)
         if progress is not None:
@@ -72,20 +77,28 @@ def fetch(
         raise FileTransferError(f"{name} arrived with another sha256 than was promised and was deleted: fetch it again")
 
 
-def _pieces(post: Post, name: str, file: PartialFile, have: int, seconds: float, window: int) -> Iterator[bytes]:
-    left = deque(range(have, file.nbytes, MOST_NBYTES))
-    lengths: deque[int] = deque()
-    with Asks(post, FILE, seconds) as asks:
-        while left or lengths:
-            while left and len(lengths) < _bounded(window):
-                offset = left.popleft()
-                lengths.append(min(MOST_NBYTES, file.nbytes - offset))
-                asks.ask(Read(name=name, offset=offset, nbytes=lengths[-1]))
-            answer = asks.file_answer(name)
-            if answer.nbytes != file.nbytes or len(answer.data) != lengths.popleft():
-                file.discard()
-                raise FileTransferError(f"{name} has changed at the hub: ask anew what it is, then fetch it again")
-            yield answer.data
+@dataclass(frozen=True)
+class _Pieces:
+    seconds: float
+    window: int
+    nbytes: int
+    pace: Pace
+
+    def of(self, post: Post, name: str, file: PartialFile, have: int) -> Iterator[bytes]:
+        left = deque(range(have, file.nbytes, self.nbytes))
+        lengths: deque[int] = deque()
+        with Asks(post, FILE, self.seconds) as asks:
+            while left or lengths:
+                while left and len(lengths) < _bounded(self.window):
+                    offset = left.popleft()
+                    lengths.append(min(self.nbytes, file.nbytes - offset))
+                    self.pace.wait(lengths[-1])
+                    asks.ask(Read(name=name, offset=offset, nbytes=lengths[-1]))
+                answer = asks.file_answer(name)
+                if answer.nbytes != file.nbytes or len(answer.data) != lengths.popleft():
+                    file.discard()
+                    raise FileTransferError(f"{name} has changed at the hub: ask anew what it is, then fetch it again")
+                yield answer.data
 
 
 def push(

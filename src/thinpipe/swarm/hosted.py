@@ -37,6 +37,10 @@ class Hosted(Protocol):
         """From the newest commit. Called once for every epoch."""
         ...
 
+    def newest_manifest(self) -> bytes:
+        """Of the newest whole checkpoint."""
+        ...
+
     def compare(self, hashes: Mapping[str, str]) -> str:
         """What a peer has with what the hub has: the first field that differs, in words; empty if none does."""
         ...

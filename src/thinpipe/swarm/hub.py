@@ -16,6 +16,7 @@ from thinpipe.core.events import AnyEvent
 from thinpipe.core.files import write_atomically
 from thinpipe.swarm.broker import Broker, BrokerError
 from thinpipe.swarm.broker_config import HUB
+from thinpipe.swarm.departures import Departures
 from thinpipe.swarm.file_requests import FILE, KEEP
 from thinpipe.swarm.file_service import FileService, KeepService
 from thinpipe.swarm.gate import Gate
@@ -38,6 +39,7 @@ from thinpipe.swarm.messages import (
     Wait,
     Work,
 )
+from thinpipe.swarm.progress import Watch
 from thinpipe.swarm.reading import read, say
 from thinpipe.swarm.roster import Epoch, Roster
 from thinpipe.swarm.services import Service, serve
@@ -46,6 +48,7 @@ from thinpipe.swarm.store_service import StoreService
 from thinpipe.swarm.vote_service import SERVICE as VOTE
 from thinpipe.swarm.vote_service import VoteService
 from thinpipe.transport.nats.dial import connect
+from thinpipe.transport.nats.progress import BEATS
 from thinpipe.transport.nats.requests import SERVICE as STORE
 
 ANSWER_SECONDS = 10.0
@@ -70,6 +73,10 @@ class HubSettings:
     hub_bps: tuple[float, float] | None = None
     patience_seconds: float = 60.0
     lost_after_seconds: float = LOST_AFTER_SECONDS
+    progress_factor: float = 4.0
+    progress_floor_seconds: float = 10.0
+    start_seconds: float = 300.0
+    """What cannot be measured before it is done may take so long."""
 
 
 class Hub:
@@ -86,6 +93,9 @@ class Hub:
             last_epoch=self._epochs.read(),
         )
         self._hearts = Hearts(settings.lost_after_seconds)
+        self._progress = Watch(
+            factor=settings.progress_factor, floor=settings.progress_floor_seconds, start=settings.start_seconds
+        )
         self._changed = asyncio.Condition()
         self._votes = VoteService()
         self._stop_wanted, self._stopping = False, ""
@@ -125,8 +135,9 @@ class Hub:
             await serve(self._client, name, service)
         await self.gate.open(self._client)
         try:
-            await begin(self)
-            return await self._watch()
+            async with Departures(self.broker, self._disconnected):
+                await begin(self)
+                return await self._watch()
         finally:
             await self._client.close()
 
@@ -137,11 +148,11 @@ class Hub:
             now = time.monotonic()
             if now - looked > _LATE_SECONDS:  # this machine slept, or was busy: beats wait to be heard
                 self._hearts.excuse(now - looked)
+                self._progress.excuse(now - looked)
             looked = now
             for name in self._hearts.newly_lost(now):
-                if name in self.roster.present:
-                    await self._client.publish("bcast.lost", name.encode())
-                    await self._remove(name, f"{name} is lost: nothing was heard of it")
+                await self._lost(name, f"{name} is lost: nothing was heard of it")
+            await self._look_at_progress(now)
             await self._let_in()
             if self._stop_wanted and not self.roster.at_work:
                 self._stopping = "stopped by the hub's owner; the same command goes on"
@@ -156,15 +167,36 @@ class Hub:
             await asyncio.sleep(_LOOK_SECONDS)
         raise ConnectionError(f"nats-server is gone. The end of its log:\n{self.broker.log_tail()}")
 
+    async def _look_at_progress(self, now: float) -> None:
+        for still in self._progress.still(now):
+            await self._lost(still.name, still.words)
+        stuck = self._progress.circle()
+        if stuck is not None:
+            why = f"all peers have waited for each other for {stuck:.0f} s"
+            if self.roster.end():
+                await self._over(why)
+                await self._notify()
+
+    async def _lost(self, name: str, why: str) -> None:
+        if name in self.roster.present:
+            await self._client.publish("bcast.lost", name.encode())
+            await self._remove(name, why)
+
     def stop(self) -> None:
         """Asks the peers to save and to stop. No epoch begins any more."""
         self._stop_wanted = True
 
     # What peers ask. `peer` is who asks: the server lets nobody ask as another.
 
-    async def _beat(self, peer: str, _data: bytes) -> None:
-        if peer in self.broker.peers:
+    async def _beat(self, peer: str, data: bytes) -> None:
+        beat = read(BEATS, data)
+        if beat is not None and peer in self.broker.peers:
             self._hearts.beat(peer, time.monotonic())
+            self._progress.beat(peer, beat)
+
+    async def _disconnected(self, peer: str) -> None:
+        """A program that ends leaves no connection. A line that is cut keeps one for a while, without beats."""
+        await self._lost(peer, f"{peer} is lost: its connection is closed")
 
     async def _next(self, peer: str, data: bytes) -> bytes | None:
         request = _decode(data, NextRequest)
@@ -184,7 +216,7 @@ class Hub:
         return _encode(await self._answer(peer))
 
     async def _answer(self, peer: str) -> Answer:
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline, newest = time.monotonic() + ANSWER_SECONDS, self.hosted.newest_manifest()
         while True:
             if self._stopping or self.hosted.ended:
                 return Done(text=self._stopping or self.hosted.ended)
@@ -197,11 +229,12 @@ class Hub:
             if found is not None:
                 return self._work(found)
             left = deadline - time.monotonic()
-            if left <= 0:
-                return Wait(text=self.roster.why_waiting(peer))
+            running, copy = self.roster.current is not None, self.hosted.newest_manifest()
+            if left <= 0 or (running and copy != newest):
+                return Wait(text=self.roster.why_waiting(peer), manifest=copy if running else b"")
             async with self._changed:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), min(left, 1.0))
+                    await asyncio.wait_for(self._changed.wait(), min(left, _LOOK_SECONDS))
 
     async def _begun(self) -> None:
         epoch = self.roster.current
@@ -212,6 +245,7 @@ class Hub:
         self._store.clear()
         # Before anything is awaited: others may be answered from now on, and must begin from the same
         self._beginning, self._committed = self.hosted.begin(epoch), self.hosted.committed
+        self._progress.begin(epoch.number, epoch.shares, time.monotonic())
         await self._votes.begin(epoch.number, epoch.names)
         shares = ", ".join(f"{name}: {share}" for name, share in epoch.shares.items())
         self._tell(f"epoch {epoch.number}: segments {shares}; slowest part: {epoch.assignment.bottleneck}")
@@ -344,6 +378,7 @@ class Hub:
     async def _over(self, why: str) -> None:
         number = self.roster.last_epoch  # the next may begin while we wait
         self._tell(f"epoch {number} is over: {why}")
+        self._progress.end()
         await self._votes.end()
         await self._client.publish("bcast.over", f"{number} {why}".encode())
 

@@ -59,6 +59,8 @@ class NextRequest(Message, frozen=True, kw_only=True):
 class Wait(Message, frozen=True, kw_only=True, tag="wait"):
     text: str
     """For the person who sits there."""
+    manifest: bytes = b""
+    """Of the newest checkpoint, for who has time to copy it; empty while nobody computes."""
 
 
 class Measure(Message, frozen=True, kw_only=True, tag="measure"):

@@ -149,6 +149,12 @@ class Roster:
         self._end_epoch()
         return f"{' and '.join(new)} {'takes' if len(new) == 1 else 'take'} part from step {step} on"
 
+    def end(self) -> bool:
+        """The current epoch is over, and nobody is to blame. False: there was none."""
+        there_was = self.current is not None
+        self._end_epoch()
+        return there_was
+
     def _end_epoch(self) -> None:
         self.current, self._waiting_since = None, None
 

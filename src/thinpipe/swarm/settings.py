@@ -33,12 +33,21 @@ class HubSection:
     """When somebody is gone, wait so long for as many peers as before, then go on with those who can."""
     lost_after_seconds: float = 10.0
     """A peer of which nothing is heard for so long is lost."""
+    progress_factor: float = 4.0
+    """A peer that is heard, but has computed for so many times the longest that it ever needed between two messages, is
+    lost too. The first steps, and what is no step, may take parallelism.timeout_seconds."""
+    progress_floor_seconds: float = 10.0
+    """No peer is lost for computing less than so long."""
     server: Path | None = None
     """The nats-server to start. Default: the one that came with thinpipe[swarm], or the one on the PATH."""
 
     def __post_init__(self) -> None:
         if self.peers < 1:
             raise UserError(f"hub.peers must be at least 1, not {self.peers}")
+        if not (self.lost_after_seconds > 0 and self.progress_floor_seconds > 0 and self.progress_factor >= 1):
+            raise UserError(
+                "hub.lost_after_seconds and hub.progress_floor_seconds must be above 0, hub.progress_factor at least 1"
+            )
         if (self.up is None) != (self.down is None):
             raise UserError("give both hub.up and hub.down, or none of them")
         if self.up is not None and self.down is not None:

@@ -92,10 +92,13 @@ class HostedRun:
         self._hashes = {"settings": text_sha256(settings), "tokenizer": tokenizer_sha256(self.tokenizer)} | space.hashes
         return Beginning(
             settings=settings,
-            manifest=msgspec.json.encode(self.newest.manifest),
+            manifest=self.newest_manifest(),
             facts=msgspec.json.encode(self.source.facts),
             tokenizer=list(self.tokenizer),
         )
+
+    def newest_manifest(self) -> bytes:
+        return msgspec.json.encode(self.newest.manifest)
 
     def compare(self, hashes: Mapping[str, str]) -> str:
         ours = self._hashes

@@ -71,6 +71,9 @@ def _host(config: HubConfig, console: Console, begin: Begin) -> int:
             hub_bps=section.bps,
             patience_seconds=section.patience_seconds,
             lost_after_seconds=section.lost_after_seconds,
+            progress_factor=section.progress_factor,
+            progress_floor_seconds=section.progress_floor_seconds,
+            start_seconds=config.parallelism.timeout_seconds,
         )
         hub = Hub(broker, hosted, settings, console.print)
         reason = asyncio.run(_run(hub, begin))

@@ -5,6 +5,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -65,13 +67,18 @@ class HubTokens:
                 data = msgspec.msgpack.encode(request)
                 self._coming[split, index] = self._post.ask("tokens", data, seconds=_SECONDS, bulk=True)
         wanted = next(iter(indices))
-        data = self._coming.pop((split, wanted)).result(timeout=_SECONDS + 5)
+        data = self._post.take(self._coming.pop((split, wanted)), seconds=_SECONDS)
         for key in [key for key in self._coming if key[0] == split and key[1] not in indices]:
             self._coming.pop(key).cancel()
         ids = np.frombuffer(data, self._dtype)
         if ids.size != self._batch * (self._seq_len + 1):
             raise ConnectionError(f"the hub sent {ids.size} ids for a batch of {self._batch} x {self._seq_len + 1}")
         return ids.reshape(self._batch, self._seq_len + 1).astype(np.int64)
+
+
+def _told(tell: Tell, words: str, _have: int, _nbytes: int) -> None:
+    """Not of files that are here already."""
+    tell(words)
 
 
 class HubSupplies(Supplies):
@@ -94,6 +101,9 @@ class HubSupplies(Supplies):
         timeout = self._config.parallelism.timeout_seconds
         return HubExchange(group, self._post, self._work.epoch, timeout_seconds=timeout)
 
+    def step(self) -> AbstractContextManager[None]:
+        return self._post.progress.step()
+
     def fetch(self, layers: Collection[str], if_saved: Collection[str]) -> None:
         step = step_folder(self._manifest.step)
         target = self._folder / "checkpoints" / step
@@ -101,8 +111,15 @@ class HubSupplies(Supplies):
         self._mine = files
         wanted = {name: self._manifest.files[name] for name in files if name in self._manifest.files}
         for number, (name, entry) in enumerate(wanted.items(), 1):
-            self._tell(f"fetching {name}, {number} of {len(wanted)}, {entry.nbytes / 1e6:.1f} MB")
-            fetch(self._post, f"{step}/{name}", target / name, nbytes=entry.nbytes, sha256=entry.sha256)
+            words = f"fetching {name}, {number} of {len(wanted)}, {entry.nbytes / 1e6:.1f} MB"
+            fetch(
+                self._post,
+                f"{step}/{name}",
+                target / name,
+                nbytes=entry.nbytes,
+                sha256=entry.sha256,
+                progress=partial(_told, self._tell, words),
+            )
         for name in self._work.tokenizer:
             if not (is_plain(name) and name.startswith("tokenizer/")):
                 raise UserError(f"the hub wants to write to {name[:80]!r} here: it is no hub to trust")

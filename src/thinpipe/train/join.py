@@ -30,6 +30,7 @@ from thinpipe.train.config import DataSection, JobSection, RunConfig
 from thinpipe.train.hub_supplies import HubSupplies
 from thinpipe.train.loop import Trainer
 from thinpipe.train.machine import measure_machine
+from thinpipe.train.spare import LINE_SHARE, Spare
 from thinpipe.transport.nats.dial import UnreachableError
 from thinpipe.transport.nats.frame import Origin
 from thinpipe.transport.nats.opening import open_nats_group
@@ -81,6 +82,7 @@ class PeerProgram:
         self.together: tuple[float, float] | None = None
         self.last_answer = time.monotonic()
         self._said = ""
+        self._spare = Spare(folder)
 
     def run(self) -> int:
         post = self._connect()
@@ -96,6 +98,7 @@ class PeerProgram:
                 raise UserError(removed[0]) from error
             raise
         finally:
+            self._spare.stop()
             post.close()
 
     def _connect(self) -> Post:
@@ -111,9 +114,13 @@ class PeerProgram:
 
     def _serve(self, post: Post) -> int:
         while True:
-            match self._ask(post):
-                case Wait(text=text):
-                    self._say(text)
+            answer = self._ask(post)
+            if not isinstance(answer, Wait):
+                self._spare.stop()
+            match answer:
+                case Wait(text=text, manifest=manifest):
+                    self._say("; ".join(filter(None, (text, self._spare.problem))))
+                    self._copy(post, manifest)
                 case Measure() as measure:
                     self._measure(post, measure)
                 case Work() as work:
@@ -141,6 +148,10 @@ class PeerProgram:
         self.last_answer = time.monotonic()
         answer: Answer = msgspec.msgpack.decode(data, type=Answer)
         return answer
+
+    def _copy(self, post: Post, manifest: bytes) -> None:
+        if self.report is not None:
+            self._spare.follow(post, manifest, bytes_per_second=LINE_SHARE * self.report.down_bps / 8)
 
     def _measure(self, post: Post, wanted: Measure) -> None:
         if wanted.together:
@@ -172,6 +183,7 @@ class PeerProgram:
         )
         config = self._settings(work.settings)
         self._prepare_folder(work)
+        post.progress.begin(work.epoch)
         supplies = HubSupplies(post, work, config, self._say)
         origin = Origin(
             run=bytes.fromhex(self.identity.fingerprint[:16]),
@@ -190,6 +202,7 @@ class PeerProgram:
             self.why = str(error)
             self._say(f"epoch {work.epoch} is over: {error}")
         finally:
+            post.progress.end()  # sending what was saved may take as long as it likes
             if dist.is_initialized():
                 dist.destroy_process_group()
             supplies.close()

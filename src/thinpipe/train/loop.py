@@ -127,7 +127,8 @@ class Trainer:
             self._resume_or_start()
             skipped, reason = 0, "finished"
             while self.finished_steps < total:
-                event, asked_to_stop = self._step(stop)
+                with self.supplies.step():
+                    event, asked_to_stop = self._step(stop)
                 self._tell(event)
                 skipped = skipped + 1 if isinstance(event, Skipped) else 0
                 if skipped == MOST_SKIPPED_IN_A_ROW:

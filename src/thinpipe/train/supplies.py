@@ -1,6 +1,7 @@
 """What a run has from elsewhere than its own folder. Alone it has nothing; whoever joins a run has it from the hub."""
 
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch.distributed as dist
@@ -19,6 +20,10 @@ class Supplies:
     def exchange(self, group: dist.ProcessGroup | None) -> Exchange:
         """By which the processes of the run tell each other their norms, losses and votes."""
         return exchange_of(group)
+
+    def step(self) -> AbstractContextManager[None]:
+        """Around every step: what takes longer than ever in it is taken for hanging."""
+        return nullcontext()
 
     def fetch(self, layers: Collection[str], if_saved: Collection[str]) -> None:
         """Puts these layers of the checkpoint to go on from into the run's folder; some need not be in it."""

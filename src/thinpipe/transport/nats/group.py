@@ -20,9 +20,22 @@ from thinpipe.transport.nats.channel import WINDOW_NBYTES
 from thinpipe.transport.nats.frame import Origin, ProtocolError
 from thinpipe.transport.nats.mailroom import Letter, Mailroom
 from thinpipe.transport.nats.post import Post
+from thinpipe.transport.nats.progress import Progress
 from thinpipe.transport.works import TimedWork
 
 PIECES, CREDITS = "d", "c"
+
+
+class _PeersWork(TimedWork):
+    """Who waits for it waits for a peer, and says so."""
+
+    def __init__(self, what: str, *, timeout: timedelta, peer: str, progress: Progress) -> None:
+        super().__init__(what, timeout=timeout)
+        self._peer, self._progress = peer, progress
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        with self._progress.waiting(self._peer, self.is_completed):
+            return super().wait(timeout)
 
 
 class NatsGroup(Collectives):
@@ -61,7 +74,8 @@ class NatsGroup(Collectives):
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> dist.Work:
         """The work is done when the last piece has left; until then, hands off the tensor."""
         data, to = bytes_of(tensors), self._names[dst]
-        work = TimedWork(f"sending {len(data)} bytes to {to} (process {dst}, tag {tag})", timeout=self._timeout)
+        work = self._work(f"sending {len(data)} bytes to {to} (process {dst}, tag {tag})", to)
+        self.post.progress.mark()
         self._begin(work, lambda done: self._mailroom.send(to, tag, data, done))
         return work
 
@@ -69,7 +83,7 @@ class NatsGroup(Collectives):
         """The work is done when the message is whole; until then, hands off the tensor."""
         buffer, sender = bytes_of(tensors), self._names[src]
         what = f"receiving {len(buffer)} bytes from {sender} (process {src}, tag {tag})"
-        work = TimedWork(what, timeout=self._timeout)
+        work = self._work(what, sender)
         self._begin(work, lambda done: self._mailroom.expect(sender, tag, buffer, done))
         return work
 
@@ -92,6 +106,9 @@ class NatsGroup(Collectives):
     def held_nbytes(self) -> int:
         with self._turn:
             return self._mailroom.held_nbytes
+
+    def _work(self, what: str, peer: str) -> "_PeersWork":
+        return _PeersWork(what, timeout=self._timeout, peer=peer, progress=self.post.progress)
 
     def _begin(self, work: TimedWork, action: Callable[[Callable[[], None]], Iterator[Letter]]) -> None:
         with self._turn:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -20,8 +21,10 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from thinpipe.transport.nats.dial import as_connection_error, connect
+from thinpipe.transport.nats.progress import HUB, Progress
 
-BEAT_SECONDS = 1.0
+BEAT_SECONDS = 0.5
+"""Half of what a hub expects, so that a pause of two seconds is never taken for one of three."""
 _LEFT = "we have left the hub"
 Result = TypeVar("Result")
 Receiver = Callable[[str, bytes], None]
@@ -58,7 +61,7 @@ class Post:
     """Open from the beginning. When it has failed, nothing can be sent or received any more."""
 
     def __init__(self, address: Address) -> None:
-        self.address = address
+        self.address, self.progress = address, Progress()
         self._loop = asyncio.new_event_loop()
         self._tasks: list[asyncio.Task[None]] = []
         self._watchers: list[Callable[[Exception], None]] = []
@@ -130,7 +133,12 @@ class Post:
 
     def request(self, service: str, data: bytes, *, seconds: float) -> bytes:
         """An answer of the hub, now."""
-        return self.ask(service, data, seconds=seconds).result(timeout=seconds + 5)
+        return self.take(self.ask(service, data, seconds=seconds), seconds=seconds)
+
+    def take(self, asked: Future[bytes], *, seconds: float) -> bytes:
+        """What was asked, when it has come; `seconds` as it was asked."""
+        with self.progress.waiting(HUB, asked.done):
+            return asked.result(timeout=seconds + 5)
 
     def close(self, *, linger_seconds: float = 2.0) -> None:
         """Lets what waits leave, for so long."""
@@ -219,7 +227,8 @@ class Post:
     async def _beat(self, lane: _Lane) -> None:
         """From this thread: training may compute for minutes."""
         while not lane.closing:
-            lane.waiting.append((f"hub.{self.address.name}.beat", b"", None))
+            beat = msgspec.msgpack.encode(self.progress.beat())
+            lane.waiting.append((f"hub.{self.address.name}.beat", beat, None))
             lane.changed.set()
             await asyncio.sleep(BEAT_SECONDS)
 
