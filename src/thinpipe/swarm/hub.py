@@ -20,14 +20,16 @@ from thinpipe.swarm.file_requests import FILE, KEEP
 from thinpipe.swarm.file_service import FileService, KeepService
 from thinpipe.swarm.gate import Gate
 from thinpipe.swarm.hearts import LOST_AFTER_SECONDS, Hearts
-from thinpipe.swarm.hosted import Beginning, Hosted
+from thinpipe.swarm.hosted import Beginning, Hosted, Outlook
 from thinpipe.swarm.line_test import SERVICE as LINE
 from thinpipe.swarm.line_test import line_service
+from thinpipe.swarm.mending import Mending
 from thinpipe.swarm.messages import (
     AdminAnswer,
     AdminRequest,
     Answer,
     Done,
+    Give,
     Measure,
     NextRequest,
     Ready,
@@ -94,6 +96,8 @@ class Hub:
         self._beginning: Beginning
         """Of the current epoch."""
         self._store = StoreService()
+        self._mending = Mending(hosted, settings.patience_seconds, self._tell)
+        self._told: dict[str, str] = {}
 
     async def run(self, begin: "Callable[[Hub], Awaitable[None]]") -> str:
         """Until the run has ended, or `stop` is called; returns why. `begin` is called once peers can be answered."""
@@ -117,7 +121,7 @@ class Hub:
             STORE: self._store,
             VOTE: self._votes,
             FILE: FileService(self.hosted.find),
-            KEEP: KeepService(self.hosted.accept, self.hosted.kept),
+            KEEP: KeepService(self.hosted.accept, self.hosted.kept, self.hosted.not_kept),
             LINE: line_service,
         }
         for name, service in services.items():
@@ -145,6 +149,7 @@ class Hub:
                 self._stopping = "stopped by the hub's owner; the same command goes on"
             elif self._stop_wanted:  # again and again, for those who have begun to listen just now
                 await self._client.publish("bcast.stop", b"")
+            self._tell_if_new("commits", self.hosted.commits)
             ended = self._stopping or self.hosted.ended
             if ended and ended_at is None:
                 ended_at = now
@@ -173,6 +178,7 @@ class Hub:
         if peer not in self.roster.present:
             self._tell(f"{peer} is there")
         self._hearts.beat(peer, time.monotonic())
+        self._mending.gave[peer] = request.gave
         over = self.roster.asked(peer, request, time.monotonic())
         if over is not None:
             await self._over(say(over))
@@ -184,20 +190,41 @@ class Hub:
         while True:
             if self._stopping or self.hosted.ended:
                 return Done(text=self._stopping or self.hosted.ended)
+            if self.roster.current is None:
+                await self._mending.look()
             before = self.roster.last_epoch
-            found = None if self._stop_wanted else self.roster.next_for(peer, time.monotonic())
+            mending = self.roster.current is None and self._mend(peer)
+            if isinstance(mending, Give):
+                return mending
+            found = None if self._stop_wanted or mending else self.roster.next_for(peer, time.monotonic())
             if self.roster.last_epoch != before:
-                await self._begun()
+                try:
+                    await self._begun()
+                except OSError as error:
+                    self.roster.call_off()
+                    mending, found = f"the hub cannot write ({error.strerror or error}): make room there", None
+                    self._tell_if_new("trouble", mending)
             if isinstance(found, Measure):
                 return found if found.together else self.hosted.measure
             if found is not None:
                 return self._work(found)
             left = deadline - time.monotonic()
+            if self.roster.problem:
+                self._tell_if_new("problem", self.roster.waits_for)
             if left <= 0:
-                return Wait(text=self.roster.why_waiting(peer))
+                return Wait(text=mending or self.roster.why_waiting(peer))
             async with self._changed:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), min(left, 1.0))
+
+    def _mend(self, peer: str) -> Give | str:
+        """What a peer has to give, or why all have to wait, while the newest checkpoint is not whole; else nothing."""
+        present = self.roster.present
+        measured = peer in present and self.roster.report_of(peer) is not None
+        if not measured or self.roster.at_work:
+            return ""
+        away = [name for name in self.broker.peers if name not in present]
+        return self._mending.next_for(peer, time.monotonic(), present, away)
 
     async def _begun(self) -> None:
         epoch = self.roster.current
@@ -205,10 +232,19 @@ class Hub:
         self._epochs.write(epoch.number)
         self._store.clear()
         await self._votes.begin(epoch.number, epoch.names)
-        self._beginning = self.hosted.begin(list(epoch.shares.values()))
+        self._beginning = self.hosted.begin(list(epoch.shares.values()), self._outlook(epoch))
         shares = ", ".join(f"{name}: {share}" for name, share in epoch.shares.items())
         self._tell(f"epoch {epoch.number}: segments {shares}; slowest part: {epoch.assignment.bottleneck}")
         await self._notify()
+
+    def _outlook(self, epoch: Epoch) -> Outlook:
+        reports = [self.roster.report_of(name) for name in epoch.names]
+        return Outlook(
+            tokens_per_second=epoch.assignment.tokens_per_second,
+            up_bps=[report.up_bps for report in reports if report is not None],
+            hub_down_bps=self.roster.hub_rates[1],
+            latency_s=max(report.latency_s for report in reports if report is not None),
+        )
 
     def _work(self, epoch: Epoch) -> Work:
         beginning = self._beginning
@@ -221,7 +257,8 @@ class Hub:
             manifest=beginning.manifest,
             facts=beginning.facts,
             tokenizer=beginning.tokenizer,
-            text=f"slowest part: {epoch.assignment.bottleneck}",
+            text=f"slowest part: {epoch.assignment.bottleneck}; {self.hosted.commits}",
+            keep_bytes_per_second=beginning.keep_bytes_per_second,
         )
 
     async def _ready(self, peer: str, data: bytes) -> bytes | None:
@@ -253,7 +290,8 @@ class Hub:
             return None
         if latest is None or latest.number != request.epoch or peer not in latest.names:
             return _encode(Verdict(refusal="it is not of this epoch"))
-        return _encode(self.hosted.saved(peer, latest.names, request.manifest))
+        verdict = self.hosted.saved(peer, latest.names, request.manifest)
+        return _encode(msgspec.structs.replace(verdict, committed=self.hosted.committed))
 
     async def _event(self, peer: str, data: bytes) -> None:
         if self.roster.current is None or peer != self.roster.current.names[0] or len(data) > _MOST_EVENT_NBYTES:
@@ -302,12 +340,13 @@ class Hub:
         return Status(
             run=self.settings.run,
             epoch=epoch.number if epoch else 0,
-            waits_for="" if epoch else roster.problem or f"{len(peers)} of {roster.wanted} peers are there",
+            waits_for="" if epoch else self._mending.waits_for or roster.waits_for,
             peers=peers,
             away=[name for name in self.broker.peers if name not in roster.present],
             bottleneck=epoch.assignment.bottleneck if epoch else "",
             hub_bps=roster.hub_rates if peers else (0.0, 0.0),
             progress=dict(self.hosted.progress),
+            commits=self.hosted.commits,
         )
 
     def _works(self, peer: str, epoch: int | None = None) -> bool:
@@ -324,12 +363,18 @@ class Hub:
         await self._notify()
 
     async def _over(self, why: str) -> None:
+        self._mending.look_again()
         self._tell(f"epoch {self.roster.last_epoch} is over: {why}")
         await self._votes.end()
         await self._client.publish("bcast.over", f"{self.roster.last_epoch} {why}".encode())
 
     def _tell(self, text: str) -> None:
         self._show(say(text, _MOST_LINE))
+
+    def _tell_if_new(self, about: str, text: str) -> None:
+        if text and self._told.get(about) != text:
+            self._told[about] = text
+            self._tell(text)
 
     async def _notify(self) -> None:
         async with self._changed:

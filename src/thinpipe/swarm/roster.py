@@ -65,6 +65,8 @@ class Roster:
     _alone: str | None = None
     """Whose turn it is to measure."""
     _waiting_since: float | None = None
+    _before: Epoch | None = None
+    """What was the latest before that."""
     problem: str = ""
     """Why those who are there are not enough."""
     _not_enough: object = None
@@ -137,6 +139,10 @@ class Roster:
     def _if_in_it(self, name: str, peer: _Peer, epoch: Epoch) -> Epoch | None:
         return epoch if name in epoch.names and peer.epoch < epoch.number else None
 
+    def call_off(self) -> None:
+        """The epoch that has just begun, before anybody was told of it."""
+        self.current, self.latest = None, self._before
+
     def _measure_together(self, peer: _Peer) -> Measure | None:
         if not any(p.measuring_together for p in self._peers.values()):
             for other in self._peers.values():
@@ -179,6 +185,7 @@ class Roster:
         self.problem, self._not_enough = "", None
         self.last_epoch += 1
         lives = {name: self._peers[name].number for name, _ in assignment.places}
+        self._before = self.latest
         self.current = self.latest = Epoch(self.last_epoch, assignment, lives)
         return self.current
 
@@ -192,12 +199,21 @@ class Roster:
             return float("inf"), float("inf")
         return sum(down for _, down in measured), sum(up for up, _ in measured)
 
+    @property
+    def waits_for(self) -> str:
+        """While no epoch goes on."""
+        gone = [] if self.latest is None else [name for name in self.latest.names if name not in self._peers]
+        if self.problem:
+            return f"waiting for {', '.join(gone)}: {self.problem}" if gone else self.problem
+        there = f"{len(self._peers)} of {self.wanted} peers are there"
+        return f"{there}; waiting for {', '.join(gone)}" if gone else there
+
     def why_waiting(self, name: str) -> str:
         if self.problem:
-            return self.problem
+            return self.waits_for
         if self.current is not None:
             return f"the run goes on without {name}, which is a spare: it takes part when somebody leaves"
         unmeasured = [other for other, peer in self._peers.items() if peer.report is None]
         if unmeasured:
             return f"machines are measured one after the other; still to come: {', '.join(unmeasured)}"
-        return f"{len(self._peers)} of {self.wanted} peers are there"
+        return self.waits_for

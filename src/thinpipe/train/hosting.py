@@ -1,36 +1,40 @@
 """A run as its hub hosts it: settings and data are here, checkpoints come together here, and nothing is computed."""
 
-import re
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
 
 from thinpipe.checkpoint import CheckpointFolder, Manifest, model_config_of, restore
-from thinpipe.checkpoint.folder import step_folder
+from thinpipe.checkpoint.folder import is_layer_file, layer_of, step_folder
+from thinpipe.checkpoint.memories import segment_of_memory
 from thinpipe.checkpoint.state import versions
 from thinpipe.core.code import code_version
 from thinpipe.core.config import dump_toml
 from thinpipe.core.digest import text_sha256
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import AnyEvent, EventLog, Step, Stopped
+from thinpipe.core.events import AnyEvent, EventLog, SaveFailed, Step, Stopped
 from thinpipe.data import Cursor
 from thinpipe.models.model import make_space
 from thinpipe.swarm.assign import Assignment, Machine, assign
 from thinpipe.swarm.file_service import Accepted
-from thinpipe.swarm.hosted import Beginning
-from thinpipe.swarm.messages import Measure, Verdict
+from thinpipe.swarm.hosted import Beginning, Outlook
+from thinpipe.swarm.messages import Give, Measure, Verdict
 from thinpipe.swarm.reading import UNREADABLE
+from thinpipe.train.commit_interval import CommitPlan, StepSeconds, plan_commits, predict_step_seconds
 from thinpipe.train.config import DataSection, JobSection, RunConfig
 from thinpipe.train.console import Display
-from thinpipe.train.costs import boundary_traffic, segment_needs, shared_nbytes
+from thinpipe.train.costs import boundary_traffic, segment_needs, segment_state_nbytes, shared_nbytes
 from thinpipe.train.first_checkpoint import make_first_checkpoint
+from thinpipe.train.lost_files import find_missing, find_newest, say_missing, set_aside
 from thinpipe.train.tokens import LocalTokens, token_dtype, tokenizer_sha256
 
 _ONE_STAGE_SCHEDULES = ("GPipe", "1F1B")
-_FILE = re.compile(r"[a-z0-9.]{1,100}\.safetensors", re.ASCII)
 _MOST_FILE_NBYTES = 1 << 50
 _QUIET_SECONDS = 30.0
 """A checkpoint of which nothing came for so long gives way to a newer one."""
@@ -48,11 +52,13 @@ class HostedRun:
         self.source = LocalTokens(config)
         _refuse_large_batches(config, self.source.facts.vocab_size)
         self.checkpoints = CheckpointFolder(config.job.dump_folder / "checkpoints")
-        newest, _ = self.checkpoints.newest_whole()
+        newest, problems = find_newest(self.checkpoints)
         self.newest = newest or make_first_checkpoint(config, self.source.facts, self.checkpoints)
+        self.missing: dict[str, str] = find_missing(self.newest)
         self.model = model_config_of(self.newest)
         self.measure = Measure(together=False, settings=dump_toml(settings_for_peers(config)), dim=self.model.dim)
         self.needs = segment_needs(self.model, config)
+        self.state_nbytes = segment_state_nbytes(self.model, config)
         self.shared_nbytes = shared_nbytes(self.model, config)
         self.traffic = boundary_traffic(self.model, config)
         self.log = EventLog(config.job.dump_folder / "events.jsonl")
@@ -61,6 +67,13 @@ class HostedRun:
         self._step: Step | None = None
         self._stopped = ""
         self._arriving: _Arriving | None = None
+        self._holders: dict[str, str] = {}
+        """Who sent which file of the newest checkpoint."""
+        self._plan: CommitPlan | None = None
+        self._step_seconds = StepSeconds()
+        self.commits = ""
+        for problem in problems:
+            self.heard(SaveFailed(step=self.committed, reason=f"passed over: {problem}"))
 
     def assign(self, machines: Sequence[Machine], hub_up_bps: float, hub_down_bps: float) -> Assignment:
         return assign(
@@ -79,9 +92,11 @@ class HostedRun:
         """1F1B needs a micro-batch for each."""
         return self.config.microbatches if self.config.parallelism.pipeline_parallel_schedule == "1F1B" else None
 
-    def begin(self, shares: Sequence[int]) -> Beginning:
+    def begin(self, shares: Sequence[int], outlook: Outlook | None = None) -> Beginning:
         self._arriving = None  # whatever was on its way is older than what now begins
-        settings = dump_toml(settings_for_peers(self.config, shares))
+        self._plan = None if outlook is None else self._plan_commits(shares, outlook)
+        interval = self.config.checkpoint.steps if self._plan is None else self._plan.interval
+        settings = dump_toml(settings_for_peers(self.config, shares, interval))
         space = make_space(self.model)
         restore(self.newest, {}, space)
         self._hashes = {"settings": text_sha256(settings), "tokenizer": tokenizer_sha256(self.tokenizer)} | space.hashes
@@ -90,7 +105,71 @@ class HostedRun:
             manifest=msgspec.json.encode(self.newest.manifest),
             facts=msgspec.json.encode(self.source.facts),
             tokenizer=list(self.tokenizer),
+            keep_bytes_per_second=[] if self._plan is None else list(self._plan.bytes_per_second),
         )
+
+    def _plan_commits(self, shares: Sequence[int], outlook: Outlook) -> CommitPlan:
+        config = self.config
+        predicted = predict_step_seconds(
+            tokens=config.training.global_batch_size * config.training.seq_len,
+            tokens_per_second=outlook.tokens_per_second,
+            microbatches=config.microbatches,
+            peers=len(shares),
+            latency_s=outlook.latency_s,
+        )
+        step_seconds = self._step_seconds.begin(predicted)
+        plan = plan_commits(
+            state_nbytes=self._state_of_peers(shares),
+            up_bps=outlook.up_bps,
+            hub_down_bps=outlook.hub_down_bps,
+            share=config.checkpoint.line_share,
+            step_seconds=step_seconds,
+            most_steps=config.training.steps,
+            interval=config.checkpoint.interval,
+        )
+        self.commits = plan.in_words(step_seconds)
+        return plan
+
+    def _state_of_peers(self, shares: Sequence[int]) -> list[float]:
+        of_segments: list[float] = list(self.state_nbytes)
+        for name, entry in self.newest.manifest.files.items():
+            if (segment := segment_of_memory(layer_of(name))) is not None:
+                of_segments[segment] += entry.nbytes
+        ends = list(accumulate(shares))
+        return [sum(of_segments[end - share : end]) for end, share in zip(ends, shares, strict=True)]
+
+    # Files of the newest checkpoint that were lost here
+
+    @property
+    def committed(self) -> int:
+        return self.newest.manifest.step
+
+    async def look(self) -> None:
+        newest = self.newest
+        missing = await asyncio.to_thread(find_missing, newest)
+        if self.newest is newest:  # else a newer one came meanwhile, whole
+            self.missing = missing
+
+    def give(self) -> Give:
+        self._arriving = None
+        text = f"the hub has lost {len(self.missing)} file(s) of step {self.committed}: giving it those that are here"
+        return Give(step=self.committed, files=dict(self.missing), manifest=self.newest.manifest.sha256, text=text)
+
+    def what_is_missing(self, present: Collection[str], away: Collection[str]) -> str:
+        return say_missing(self.committed, self.missing, self._holders, present, away)
+
+    def fall_back(self, present: Collection[str], away: Collection[str]) -> str:
+        lost, why = self.newest, self.what_is_missing(present, away)
+        try:
+            place = set_aside(lost)
+            older, _ = find_newest(self.checkpoints)
+            if older is None:
+                raise UserError("there is no older checkpoint")
+        except (UserError, OSError) as error:
+            self._stopped = f"{why}, and {error}"
+            return f"cannot go on: {self._stopped}"
+        self.newest, self.missing, self._holders = older, {}, {}
+        return f"{why}: going on from step {self.committed}; what is left of step {lost.manifest.step} is in {place}"
 
     def compare(self, hashes: Mapping[str, str]) -> str:
         ours = self._hashes
@@ -141,7 +220,7 @@ class HostedRun:
         except UNREADABLE as error:
             raise UserError(f"the manifest cannot be read: {error}") from None
         sizes_are_right = all(0 <= entry.nbytes <= _MOST_FILE_NBYTES for entry in told.files.values())
-        if told != told.sealed() or not all(map(_FILE.fullmatch, told.files)) or not sizes_are_right:
+        if told != told.sealed() or not all(map(is_layer_file, told.files)) or not sizes_are_right:
             raise UserError("the manifest is damaged")
         ours = msgspec.json.decode(msgspec.json.encode(self.newest.manifest.model))  # without tuples, as what comes
         if told.model != ours:
@@ -164,27 +243,49 @@ class HostedRun:
         entry = manifest.files[file]
         return Accepted(target=place / file, nbytes=entry.nbytes, sha256=entry.sha256)
 
-    def kept(self, peer: str, name: str) -> None:  # noqa: ARG002
+    def kept(self, peer: str, name: str) -> None:
         folder, _, file = name.partition("/")
-        if self._arriving is not None and folder == step_folder(self._arriving.manifest.step):
+        if self._arriving is None:
+            if folder == step_folder(self.committed):
+                self.missing.pop(file, None)
+        elif folder == step_folder(self._arriving.manifest.step):
             self._arriving.to_come.discard(file)
-            self._commit_if_whole()
+            self._arriving.sent_by[file] = peer
+            try:
+                self._commit_if_whole()
+            except OSError as error:
+                self.not_kept(peer, name, error.strerror or type(error).__name__)
+
+    def not_kept(self, peer: str, name: str, why: str) -> None:
+        """This checkpoint will not be whole, so the next one need not wait for it."""
+        folder, _, _ = name.partition("/")
+        if self._arriving is None or folder == step_folder(self._arriving.manifest.step):
+            step = self.committed if self._arriving is None else self._arriving.manifest.step
+            self.heard(SaveFailed(step=step, reason=f"the hub cannot write {name} of {peer}: {why}"))
+            self._arriving = None
 
     def _commit_if_whole(self) -> None:
         arriving = self._arriving
         if arriving is None or arriving.to_tell or arriving.to_come:
             return
-        self._arriving = None
         self.newest = self.checkpoints.commit(arriving.manifest, arriving.manifest.files)
-        self.checkpoints.keep_latest(self.config.checkpoint.keep_latest_k)
+        self._arriving, self._holders, self.missing = None, arriving.sent_by, {}
+        with suppress(OSError):  # what could not be removed now will be next time
+            self.checkpoints.keep_latest(self.config.checkpoint.keep_latest_k)
 
     def heard(self, event: AnyEvent) -> None:
         if isinstance(event, Step):
             self._step = event
+            measured = self._step_seconds.add(event.seconds)
+            if measured is not None and self._plan is not None:
+                self.commits = self._plan.in_words(measured)
         if isinstance(event, Stopped) and event.reason != "signal":
             self._stopped = event.reason
         self.display.show(event)
-        self.log.write(event)
+        try:
+            self.log.write(event)
+        except OSError as error:  # a full disk is no reason to stop the run
+            self.display.show(SaveFailed(step=event.step, reason=f"event log: {error}"))
 
     def close(self) -> None:
         self.log.close()
@@ -215,6 +316,7 @@ class _Arriving:
     def __init__(self, manifest: Manifest, names: set[str]) -> None:
         self.manifest = manifest
         self.to_tell, self.to_come = set(names), set(manifest.files)
+        self.sent_by: dict[str, str] = {}
         self.last_heard = time.monotonic()
 
     def is_awaited(self, peer: str) -> bool:
@@ -223,12 +325,13 @@ class _Arriving:
         return peer not in self.to_tell and time.monotonic() - self.last_heard < _QUIET_SECONDS
 
 
-def settings_for_peers(config: RunConfig, shares: Sequence[int] = (1,)) -> RunConfig:
-    """Without what is the hub's own: its folders."""
+def settings_for_peers(config: RunConfig, shares: Sequence[int] = (1,), interval: int | None = None) -> RunConfig:
+    """Without what is the hub's own: its folders. `interval`: of commits."""
     parallelism = replace(
         config.parallelism, pipeline_parallel_degree=len(shares), pipeline_parallel_shares=tuple(shares)
     )
-    return replace(config, job=JobSection(), data=DataSection(), parallelism=parallelism)
+    checkpoint = replace(config.checkpoint, interval=interval or config.checkpoint.interval)
+    return replace(config, job=JobSection(), data=DataSection(), parallelism=parallelism, checkpoint=checkpoint)
 
 
 def _with_our_settings(manifest: Manifest, run: str) -> Manifest:

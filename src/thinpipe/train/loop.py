@@ -185,7 +185,7 @@ class Trainer:
         due = config.validation.freq and (step % config.validation.freq == 0 or step == config.training.steps)
         if due and self.feed.facts.validation_batches:
             self._tell(self._validate())
-        if step % config.checkpoint.interval == 0 and step < config.training.steps:
+        if step % config.checkpoint.steps == 0 and step < config.training.steps:
             self._save()
 
     def _validate(self) -> Validated:
