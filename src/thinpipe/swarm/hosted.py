@@ -69,7 +69,7 @@ class Hosted(Protocol):
         ...
 
     def fall_back(self, present: Collection[str], away: Collection[str]) -> str:
-        """To the checkpoint before, because nobody gives what is missing; what was done, in words. `look` comes next."""
+        """To the checkpoint before, because nobody gives what is missing; what was done. `look` comes next."""
         ...
 
     @property

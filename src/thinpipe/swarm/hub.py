@@ -190,32 +190,37 @@ class Hub:
         while True:
             if self._stopping or self.hosted.ended:
                 return Done(text=self._stopping or self.hosted.ended)
-            if self.roster.current is None:
-                await self._mending.look()
-            before = self.roster.last_epoch
-            mending = self.roster.current is None and self._mend(peer)
-            if isinstance(mending, Give):
-                return mending
-            found = None if self._stop_wanted or mending else self.roster.next_for(peer, time.monotonic())
-            if self.roster.last_epoch != before:
-                try:
-                    await self._begun()
-                except OSError as error:
-                    self.roster.call_off()
-                    mending, found = f"the hub cannot write ({error.strerror or error}): make room there", None
-                    self._tell_if_new("trouble", mending)
-            if isinstance(found, Measure):
-                return found if found.together else self.hosted.measure
-            if found is not None:
-                return self._work(found)
+            answer = await self._answer_now(peer)
             left = deadline - time.monotonic()
-            if self.roster.problem:
-                self._tell_if_new("problem", self.roster.waits_for)
-            if left <= 0:
-                return Wait(text=mending or self.roster.why_waiting(peer))
+            if left <= 0 or not isinstance(answer, Wait):
+                return answer
             async with self._changed:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), min(left, 1.0))
+
+    async def _answer_now(self, peer: str) -> Answer:
+        if self.roster.current is None:
+            await self._mending.look()
+            missing = self._mend(peer)
+            if missing:
+                return missing if isinstance(missing, Give) else Wait(text=missing)
+        before = self.roster.last_epoch
+        found = None if self._stop_wanted else self.roster.next_for(peer, time.monotonic())
+        if self.roster.last_epoch != before:
+            try:
+                await self._begun()
+            except OSError as error:
+                self.roster.call_off()
+                trouble = f"the hub cannot go on ({error.strerror or error}): put that right there"
+                self._tell_if_new("trouble", trouble)
+                return Wait(text=trouble)
+        if isinstance(found, Measure):
+            return found if found.together else self.hosted.measure
+        if found is not None:
+            return self._work(found)
+        if self.roster.problem:
+            self._tell_if_new("problem", self.roster.waits_for)
+        return Wait(text=self.roster.why_waiting(peer))
 
     def _mend(self, peer: str) -> Give | str:
         """What a peer has to give, or why all have to wait, while the newest checkpoint is not whole; else nothing."""
@@ -231,8 +236,9 @@ class Hub:
         assert epoch is not None
         self._epochs.write(epoch.number)
         self._store.clear()
-        await self._votes.begin(epoch.number, epoch.names)
+        # Nothing is awaited before this: whoever asks meanwhile is told of this epoch.
         self._beginning = self.hosted.begin(list(epoch.shares.values()), self._outlook(epoch))
+        await self._votes.begin(epoch.number, epoch.names)
         shares = ", ".join(f"{name}: {share}" for name, share in epoch.shares.items())
         self._tell(f"epoch {epoch.number}: segments {shares}; slowest part: {epoch.assignment.bottleneck}")
         await self._notify()

@@ -210,6 +210,7 @@ class HostedRun:
         except UserError as error:
             return Verdict(refusal=str(error))
         except OSError as error:
+            self._arriving = None
             return Verdict(refusal=f"the hub cannot write ({error.strerror or type(error).__name__})")
         return Verdict()
 
@@ -258,11 +259,12 @@ class HostedRun:
 
     def not_kept(self, peer: str, name: str, why: str) -> None:
         """This checkpoint will not be whole, so the next one need not wait for it."""
-        folder, _, _ = name.partition("/")
-        if self._arriving is None or folder == step_folder(self._arriving.manifest.step):
-            step = self.committed if self._arriving is None else self._arriving.manifest.step
-            self.heard(SaveFailed(step=step, reason=f"the hub cannot write {name} of {peer}: {why}"))
-            self._arriving = None
+        folder, step = name.partition("/")[0], self.committed
+        if self._arriving is not None and folder == step_folder(self._arriving.manifest.step):
+            step, self._arriving = self._arriving.manifest.step, None
+        elif folder != step_folder(step):
+            return  # of one that is given up already
+        self.heard(SaveFailed(step=step, reason=f"the hub cannot write {name} of {peer}: {why}"))
 
     def _commit_if_whole(self) -> None:
         arriving = self._arriving

@@ -43,7 +43,7 @@ from thinpipe.train.stopping import StopRequest
 from thinpipe.train.supplies import Supplies
 
 MOST_SKIPPED_IN_A_ROW = 3
-_LOCAL = ("job.", "data.", "metrics.")
+_LOCAL = ("job.", "data.", "metrics.", "checkpoint.")
 """Settings that may differ from machine to machine."""
 
 
