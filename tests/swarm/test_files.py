@@ -16,7 +16,7 @@ import pytest
 
 from tests.swarm.brokers import running_broker
 from tests.transport.nats_peers import address, hub_services, together
-from thinpipe.swarm.file_asks import FileTransferError
+from thinpipe.swarm.file_asks import FileTransferError, Pace
 from thinpipe.swarm.file_requests import (
     FILE_REQUESTS,
     KEEP_ANSWERS,
@@ -224,10 +224,10 @@ def test_a_share_of_the_line(hub, post, tmp_path):
     (tmp_path / "source").write_bytes(data)
     hub.expected["pushed"] = data
     start = time.monotonic()
-    push(post, tmp_path / "source", "pushed", seconds=LIMIT, bytes_per_second=2 * MIB)
+    push(post, tmp_path / "source", "pushed", seconds=LIMIT, pace=Pace(2 * MIB))
     assert time.monotonic() - start >= 0.375  # the fourth quarter leaves when three have passed
     with pytest.raises(ValueError, match="above 0"):
-        push(post, tmp_path / "source", "pushed", bytes_per_second=0)
+        Pace(0)
 
 
 # Connections that end

@@ -113,6 +113,28 @@ def test_one_that_never_comes_out_is_not_waited_for_without_end():
     assert isinstance(roster.next_for("b", 10.0 + MOST_SECONDS_TO_SAVE), Epoch)
 
 
+def test_an_epoch_of_which_nobody_was_told_can_be_called_off():
+    roster = roster_of(2)
+    ask(roster, "a")
+    ask(roster, "b")
+    ask(roster, "a", took_part_in=1)
+    epoch = ask(roster, "b", took_part_in=1)[1]
+    assert epoch.number == 2
+    roster.call_off()
+    assert not roster.at_work
+    assert roster.next_for("a", 0.0).number == 3, "epochs only grow"
+
+
+def test_who_waits_knows_for_whom():
+    roster = roster_of(2)
+    ask(roster, "a")
+    assert roster.why_waiting("a") == "1 of 2 peers are there"
+    ask(roster, "b")
+    roster.gone("b", "b is lost")
+    ask(roster, "a", took_part_in=1)
+    assert roster.why_waiting("a") == "1 of 2 peers are there; waiting for b"
+
+
 def test_another_life_has_another_number():
     roster = roster_of(2)
     ask(roster, "a")

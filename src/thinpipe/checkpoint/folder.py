@@ -5,6 +5,7 @@ full disk at any moment leaves the older checkpoints as they were.
 """
 
 import hashlib
+import re
 import shutil
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -22,6 +23,7 @@ from thinpipe.core.files import file_sha256, sync_file, sync_folder, write_atomi
 FORMAT_VERSION = 2
 MANIFEST, _SUFFIX = "manifest.json", ".safetensors"
 _PARTIAL = ".partial-"
+_LAYER_FILE = re.compile(r"[a-z0-9][a-z0-9.]{0,99}\.safetensors", re.ASCII)
 _REPLACED = f"{_PARTIAL}replaced-"
 
 
@@ -218,6 +220,11 @@ def step_folder(step: int) -> str:
 
 def layer_file(layer: str) -> str:
     return f"{layer}{_SUFFIX}"
+
+
+def is_layer_file(name: str) -> bool:
+    """And nothing that leads elsewhere."""
+    return _LAYER_FILE.fullmatch(name) is not None
 
 
 def layer_of(file: str) -> str:

@@ -35,6 +35,16 @@ def restore_memories(checkpoint: Checkpoint, methods: Sequence[BoundaryMethod], 
             raise UserError(f"{checkpoint.path}, {layer}: {error}") from None
 
 
+def segment_of_memory(layer: str) -> int | None:
+    """Whose process writes this file; None for other files."""
+    match layer.split("."):
+        case ["boundary", number, "sender"]:
+            return int(number)
+        case ["boundary", number, "receiver"]:
+            return int(number) + 1
+    return None
+
+
 _Part = tuple[str, Callable[[], dict[str, Tensor]], Callable[[Mapping[str, Tensor]], None]]
 
 

@@ -1,6 +1,7 @@
 """Rates, durations and sizes as people write them: "80mbps", "20ms", "12GB". A rate counts bits, as internet
 providers do."""
 
+import math
 import re
 
 from thinpipe.core.errors import UserError
@@ -52,6 +53,13 @@ def say_flops(flops: float) -> str:
 
 def format_duration(seconds: float) -> str:
     return _format(seconds, _SECONDS)
+
+
+def say_duration(seconds: float) -> str:
+    """For people, never less than it is: 40 s, 3 min, 2 h."""
+    if seconds <= 90:
+        return f"{math.ceil(seconds)} s"
+    return f"{math.ceil(seconds / 60)} min" if seconds <= 90 * 60 else f"{math.ceil(seconds / 3600)} h"
 
 
 def format_bytes(nbytes: float) -> str:

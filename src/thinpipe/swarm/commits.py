@@ -131,6 +131,15 @@ class Commits:
         """What is on its way cannot be kept."""
         self._arriving = None
 
+    def peers_with(self, files: Collection[str]) -> dict[str, list[str]]:
+        """Who else should have these files of the newest, as far as the hub knows."""
+        record = self._records.get(self.newest)
+        return {file: [n for n in record.holders.get(file, ()) if n != HUB] if record else [] for file in files}
+
+    def fall_back(self, step: int) -> None:
+        """The files of all that is newer are lost for good; the record stays, and no other state can replace it."""
+        self.newest, self._arriving = step, None
+
     @property
     def whole(self) -> Commit | None:
         """What can be committed now: make it durable, then call `committed`."""

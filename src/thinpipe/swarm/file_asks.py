@@ -1,5 +1,6 @@
 """A peer's questions about files: many under way, answers in order, refusals as errors, and no faster than told."""
 
+import threading
 import time
 from collections import deque
 from concurrent.futures import Future
@@ -59,15 +60,19 @@ class Asks:
 
 
 class Pace:
-    """Waits as long as a line of this rate would be busy with what it was given before."""
+    """Waits as long as a line of this rate would be busy with what it was given before. None: never."""
 
     def __init__(self, bytes_per_second: float | None) -> None:
         if bytes_per_second is not None and not bytes_per_second > 0:
             raise ValueError(f"bytes_per_second is {bytes_per_second}: use a number above 0")
         self._rate = bytes_per_second
         self._free_at = time.monotonic()
+        self._lifted = threading.Event()
+
+    def lift(self) -> None:
+        """Nobody else needs the line any more: who waits goes on at once."""
+        self._lifted.set()
 
     def wait(self, nbytes: int) -> None:
-        if self._rate is not None:
-            time.sleep(max(0.0, self._free_at - time.monotonic()))
+        if self._rate is not None and not self._lifted.wait(max(0.0, self._free_at - time.monotonic())):
             self._free_at = max(self._free_at, time.monotonic()) + nbytes / self._rate

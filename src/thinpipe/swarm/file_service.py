@@ -46,6 +46,8 @@ Accept = Callable[[str, str], Accepted | None]
 """Whether this peer is to send a file of this name. Asked for every piece."""
 Kept = Callable[[str, str], None]
 """This peer's file of this name is whole. Told again if the peer asks again."""
+NotKept = Callable[[str, str, str], None]
+"""A piece of this peer's file of this name could not be written, and why."""
 
 
 class FileService:
@@ -78,8 +80,8 @@ class FileService:
 class KeepService:
     """Serves `keep`. Pieces are written in the order in which they came, each only if it follows what is there."""
 
-    def __init__(self, accept: Accept, kept: Kept) -> None:
-        self._accept, self._kept = accept, kept
+    def __init__(self, accept: Accept, kept: Kept, not_kept: NotKept | None = None) -> None:
+        self._accept, self._kept, self._not_kept = accept, kept, not_kept
         self._locks, self._digests, self._turns = PathLocks(), Digests(), _Turns()
 
     async def __call__(self, peer: str, data: bytes) -> bytes | None:
@@ -103,6 +105,8 @@ class KeepService:
                     answer = await asyncio.to_thread(_keep, accepted, asked)
             except OSError as error:
                 answer = KeepAnswer(reason=f"it cannot write the file ({_why(error)})")
+                if self._not_kept is not None:
+                    self._not_kept(peer, asked.name, _why(error))
         if answer.whole:
             self._kept(peer, asked.name)
         return answer
@@ -152,10 +156,7 @@ def _keep(accepted: Accepted, asked: Begin | Chunk) -> KeepAnswer:
     elif asked.offset == have:
         if have + len(asked.data) > accepted.nbytes:
             return KeepAnswer(have=have, reason=f"it expects no more than {accepted.nbytes} bytes")
-        try:
-            have = file.append(asked.data)
-        except OSError as error:
-            return KeepAnswer(have=file.have(), reason=f"it cannot write the file ({_why(error)})")
+        have = file.append(asked.data)
     if have < accepted.nbytes:
         return KeepAnswer(have=have)
     if not file.finish():

@@ -109,14 +109,14 @@ def push(
     progress: Progress | None = None,
     seconds: float = 60.0,
     window: int = 8,
-    bytes_per_second: float | None = None,
+    pace: Pace | None = None,
 ) -> None:
     """When this returns the hub has the file whole and on its disk.
 
-    `seconds` is the limit for each piece of 256 KiB, `window` how many are under way. `bytes_per_second` leaves the
-    rest of the line to others.
+    `seconds` is the limit for each piece of 256 KiB, `window` how many are under way. `pace`, which several
+    pushes may share, leaves the rest of the line to others.
     """
-    pace = Pace(bytes_per_second)
+    pace = pace or Pace(None)
     with path.open("rb") as file, Asks(post, KEEP, seconds) as asks:
         nbytes = file.seek(0, 2)
         asks.ask(Begin(name=name, nbytes=nbytes))

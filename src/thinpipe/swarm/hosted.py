@@ -1,6 +1,6 @@
 """What a hub must be given of the run that it hosts. The hub itself knows nothing of models, data or settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -8,7 +8,7 @@ from typing import Protocol
 from thinpipe.core.events import AnyEvent
 from thinpipe.swarm.assign import Assignment, Machine
 from thinpipe.swarm.file_service import Accepted
-from thinpipe.swarm.messages import Measure, Verdict
+from thinpipe.swarm.messages import Give, Measure, Verdict
 from thinpipe.swarm.roster import Epoch
 
 
@@ -20,6 +20,21 @@ class Beginning:
     manifest: bytes
     facts: bytes
     tokenizer: list[str]
+    keep_bytes_per_second: list[float]
+    """How fast each peer may send what it saves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What an epoch will be like, as far as was measured."""
+
+    tokens_per_second: float
+    """That the slowest part allows."""
+    up_bps: Sequence[float]
+    """Of each peer."""
+    hub_down_bps: float
+    latency_s: float
+    """The longest round trip."""
 
 
 class Hosted(Protocol):
@@ -33,12 +48,38 @@ class Hosted(Protocol):
         """Raises UserError, which says how much memory is missing, when the machines cannot hold the model."""
         ...
 
-    def begin(self, epoch: Epoch) -> Beginning:
+    def begin(self, epoch: Epoch, outlook: Outlook | None = None) -> Beginning:
         """From the newest commit. Called once for every epoch."""
         ...
 
     def newest_manifest(self) -> bytes:
-        """Of the newest whole checkpoint."""
+        """Of the newest commit."""
+        ...
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Files of the newest checkpoint that are not here, with the sha256 that each must have."""
+        ...
+
+    async def look(self) -> None:
+        """Reads all of the newest checkpoint to see what is missing."""
+        ...
+
+    def give(self) -> Give:
+        """What peers are asked for, when something is missing."""
+        ...
+
+    def what_is_missing(self, present: Collection[str], away: Collection[str]) -> str:
+        """In words, with who could have it."""
+        ...
+
+    def fall_back(self, present: Collection[str], away: Collection[str]) -> str:
+        """To the checkpoint before, because nobody gives what is missing; what was done. `look` comes next."""
+        ...
+
+    @property
+    def commits(self) -> str:
+        """How often, and how much work can be lost, in words; empty when no epoch has begun."""
         ...
 
     def compare(self, hashes: Mapping[str, str]) -> str:
@@ -57,6 +98,10 @@ class Hosted(Protocol):
     def accept(self, peer: str, name: str) -> Accepted | None: ...
 
     def kept(self, peer: str, name: str) -> None: ...
+
+    def not_kept(self, peer: str, name: str, why: str) -> None:
+        """The hub could not write it."""
+        ...
 
     def tokens(self, split: str, index: int) -> bytes:
         """Raises IndexError."""

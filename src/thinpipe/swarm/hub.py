@@ -21,14 +21,16 @@ from thinpipe.swarm.file_requests import FILE, KEEP
 from thinpipe.swarm.file_service import FileService, KeepService
 from thinpipe.swarm.gate import Gate
 from thinpipe.swarm.hearts import LOST_AFTER_SECONDS, Hearts
-from thinpipe.swarm.hosted import Beginning, Hosted
+from thinpipe.swarm.hosted import Beginning, Hosted, Outlook
 from thinpipe.swarm.line_test import SERVICE as LINE
 from thinpipe.swarm.line_test import line_service
+from thinpipe.swarm.mending import Mending
 from thinpipe.swarm.messages import (
     AdminAnswer,
     AdminRequest,
     Answer,
     Done,
+    Give,
     Measure,
     NextRequest,
     Ready,
@@ -105,6 +107,8 @@ class Hub:
         """Of the current epoch."""
         self._store = StoreService()
         self._committed = hosted.committed
+        self._mending = Mending(hosted, settings.patience_seconds, self._tell)
+        self._told: dict[str, str] = {}
 
     async def run(self, begin: "Callable[[Hub], Awaitable[None]]") -> str:
         """Until the run has ended, or `stop` is called; returns why. `begin` is called once peers can be answered."""
@@ -128,7 +132,7 @@ class Hub:
             STORE: self._store,
             VOTE: self._votes,
             FILE: FileService(self.hosted.find),
-            KEEP: KeepService(self.hosted.accept, self.hosted.kept),
+            KEEP: KeepService(self.hosted.accept, self.hosted.kept, self.hosted.not_kept),
             LINE: line_service,
         }
         for name, service in services.items():
@@ -158,6 +162,7 @@ class Hub:
                 self._stopping = "stopped by the hub's owner; the same command goes on"
             elif self._stop_wanted:  # again and again, for those who have begun to listen just now
                 await self._client.publish("bcast.stop", b"")
+            self._tell_if_new("commits", self.hosted.commits)
             ended = self._stopping or self.hosted.ended
             if ended and ended_at is None:
                 ended_at = now
@@ -209,6 +214,7 @@ class Hub:
         if peer not in self.roster.present:
             self._tell(f"{peer} is there")
         self._hearts.beat(peer, time.monotonic())
+        self._mending.gave[peer] = request.gave
         over = self.roster.asked(peer, request, time.monotonic())
         if over is not None:
             await self._over(say(over))
@@ -220,21 +226,49 @@ class Hub:
         while True:
             if self._stopping or self.hosted.ended:
                 return Done(text=self._stopping or self.hosted.ended)
-            before = self.roster.last_epoch
-            found = None if self._stop_wanted else self.roster.next_for(peer, time.monotonic())
-            if self.roster.last_epoch != before:
-                await self._begun()
-            if isinstance(found, Measure):
-                return found if found.together else self.hosted.measure
-            if found is not None:
-                return self._work(found)
+            answer = await self._answer_now(peer)
             left = deadline - time.monotonic()
+            if not isinstance(answer, Wait):
+                return answer
             running, copy = self.roster.current is not None, self.hosted.newest_manifest()
             if left <= 0 or (running and copy != newest):
-                return Wait(text=self.roster.why_waiting(peer), manifest=copy if running else b"")
+                return Wait(text=answer.text, manifest=copy if running else b"")
             async with self._changed:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), min(left, _LOOK_SECONDS))
+
+    async def _answer_now(self, peer: str) -> Answer:
+        if self.roster.current is None:
+            await self._mending.look()
+            missing = self._mend(peer)
+            if missing:
+                return missing if isinstance(missing, Give) else Wait(text=missing)
+        before = self.roster.last_epoch
+        found = None if self._stop_wanted else self.roster.next_for(peer, time.monotonic())
+        if self.roster.last_epoch != before:
+            try:
+                await self._begun()
+            except OSError as error:
+                self.roster.call_off()
+                trouble = f"the hub cannot go on ({error.strerror or error}): put that right there"
+                self._tell_if_new("trouble", trouble)
+                return Wait(text=trouble)
+        if isinstance(found, Measure):
+            return found if found.together else self.hosted.measure
+        if found is not None:
+            return self._work(found)
+        if self.roster.problem:
+            self._tell_if_new("problem", self.roster.waits_for)
+        return Wait(text=self.roster.why_waiting(peer))
+
+    def _mend(self, peer: str) -> Give | str:
+        """What a peer has to give, or why all have to wait, while the newest checkpoint is not whole; else nothing."""
+        present = self.roster.present
+        measured = peer in present and self.roster.report_of(peer) is not None
+        if not measured or self.roster.at_work:
+            return ""
+        away = [name for name in self.broker.peers if name not in present]
+        return self._mending.next_for(peer, time.monotonic(), present, away)
 
     async def _begun(self) -> None:
         epoch = self.roster.current
@@ -243,13 +277,22 @@ class Hub:
         if self.settings.hub_bps is None and self.roster.hub_bps is not None:
             self._line.write(self.roster.hub_bps)
         self._store.clear()
-        # Before anything is awaited: others may be answered from now on, and must begin from the same
-        self._beginning, self._committed = self.hosted.begin(epoch), self.hosted.committed
+        # Nothing is awaited before this: whoever asks meanwhile is told of this epoch.
+        self._beginning, self._committed = self.hosted.begin(epoch, self._outlook(epoch)), self.hosted.committed
         self._progress.begin(epoch.number, epoch.shares, time.monotonic())
         await self._votes.begin(epoch.number, epoch.names)
         shares = ", ".join(f"{name}: {share}" for name, share in epoch.shares.items())
         self._tell(f"epoch {epoch.number}: segments {shares}; slowest part: {epoch.assignment.bottleneck}")
         await self._notify()
+
+    def _outlook(self, epoch: Epoch) -> Outlook:
+        reports = [self.roster.report_of(name) for name in epoch.names]
+        return Outlook(
+            tokens_per_second=epoch.assignment.tokens_per_second,
+            up_bps=[report.up_bps for report in reports if report is not None],
+            hub_down_bps=self.roster.hub_rates[1],
+            latency_s=max(report.latency_s for report in reports if report is not None),
+        )
 
     def _work(self, epoch: Epoch) -> Work:
         beginning = self._beginning
@@ -262,7 +305,8 @@ class Hub:
             manifest=beginning.manifest,
             facts=beginning.facts,
             tokenizer=beginning.tokenizer,
-            text=f"slowest part: {epoch.assignment.bottleneck}",
+            text=f"slowest part: {epoch.assignment.bottleneck}; {self.hosted.commits}",
+            keep_bytes_per_second=beginning.keep_bytes_per_second,
         )
 
     async def _ready(self, peer: str, data: bytes) -> bytes | None:
@@ -294,7 +338,8 @@ class Hub:
             return None
         if latest is None or latest.number != request.epoch or peer not in latest.names:
             return _encode(Verdict(refusal="it is not of this epoch"))
-        return _encode(self.hosted.saved(peer, latest.number, request.manifest))
+        verdict = self.hosted.saved(peer, latest.number, request.manifest)
+        return _encode(msgspec.structs.replace(verdict, committed=self.hosted.committed))
 
     async def _let_in(self) -> None:
         """Those who came while fewer than wanted computed: after a commit, nothing is lost but moments."""
@@ -354,12 +399,13 @@ class Hub:
         return Status(
             run=self.settings.run,
             epoch=epoch.number if epoch else 0,
-            waits_for="" if epoch else roster.problem or f"{len(peers)} of {roster.wanted} peers are there",
+            waits_for="" if epoch else self._mending.waits_for or roster.waits_for,
             peers=peers,
             away=[name for name in self.broker.peers if name not in roster.present],
             bottleneck=epoch.assignment.bottleneck if epoch else "",
             hub_bps=roster.hub_rates if peers else (0.0, 0.0),
             progress=dict(self.hosted.progress),
+            commits=self.hosted.commits,
         )
 
     def _works(self, peer: str, epoch: int | None = None) -> bool:
@@ -377,6 +423,7 @@ class Hub:
 
     async def _over(self, why: str) -> None:
         number = self.roster.last_epoch  # the next may begin while we wait
+        self._mending.look_again()
         self._tell(f"epoch {number} is over: {why}")
         self._progress.end()
         await self._votes.end()
@@ -384,6 +431,11 @@ class Hub:
 
     def _tell(self, text: str) -> None:
         self._show(say(text, _MOST_LINE))
+
+    def _tell_if_new(self, about: str, text: str) -> None:
+        if text and self._told.get(about) != text:
+            self._told[about] = text
+            self._tell(text)
 
     async def _notify(self) -> None:
         async with self._changed:

@@ -50,6 +50,8 @@ class NextRequest(Message, frozen=True, kw_only=True):
     """It left, if something went wrong."""
     together_bps: tuple[Above0, Above0] | None = None
     """Up and down, measured while all others measured too."""
+    gave: _Short = ""
+    """The manifest's sha256 of the checkpoint of which this peer has given the hub all that it has."""
 
     def __post_init__(self) -> None:
         if not all(map(isfinite, self.together_bps or ())):
@@ -93,6 +95,20 @@ class Work(Message, frozen=True, kw_only=True, tag="work"):
     """Files to fetch."""
     text: str
     """For the person who sits there."""
+    keep_bytes_per_second: list[float] = []
+    """How fast each may send what it saves while training goes on; empty: as fast as it can."""
+
+
+class Give(Message, frozen=True, kw_only=True, tag="give"):
+    """The hub has lost files of its newest checkpoint: send those that you have, then ask again."""
+
+    step: int
+    files: dict[str, str]
+    """Names, with the sha256 that each must have."""
+    manifest: str
+    """Its sha256, to be told when all is given."""
+    text: str
+    """For the person who sits there."""
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
@@ -105,7 +121,7 @@ class Refused(Message, frozen=True, kw_only=True, tag="refused"):
     text: str
 
 
-Answer = Wait | Measure | Work | Done | Refused
+Answer = Wait | Measure | Work | Give | Done | Refused
 
 
 class Ready(Message, frozen=True, kw_only=True):
@@ -119,6 +135,8 @@ class Verdict(Message, frozen=True, kw_only=True):
     refusal: str = ""
     later: bool = False
     """Not now: ask again in a moment."""
+    committed: int = 0
+    """The newest step that the hub has whole."""
 
 
 class TokensRequest(Message, frozen=True, kw_only=True):

@@ -71,6 +71,8 @@ class Roster:
     _alone: str | None = None
     """Whose turn it is to measure."""
     _waiting_since: float | None = None
+    _before: Epoch | None = None
+    """What was the latest before that."""
     problem: str = ""
     """Why those who are there are not enough."""
     _not_enough: object = None
@@ -190,6 +192,10 @@ class Roster:
             self._alone = name
         return Measure(together=False) if self._alone == name else None
 
+    def call_off(self) -> None:
+        """The epoch that has just begun, before anybody was told of it."""
+        self.current, self.latest = None, self._before
+
     def _measure_together(self, peer: _Peer) -> Measure | None:
         if not any(p.measuring_together for p in self._peers.values()):
             for other in self._peers.values():
@@ -237,6 +243,7 @@ class Roster:
         self.problem, self._not_enough = "", None
         self.last_epoch += 1
         lives = {name: self._peers[name].number for name, _ in assignment.places}
+        self._before = self.latest
         self.current = self.latest = Epoch(self.last_epoch, assignment, lives)
         return self.current
 
@@ -245,9 +252,18 @@ class Roster:
         """Up and down."""
         return self.hub_bps or (float("inf"), float("inf"))
 
+    @property
+    def waits_for(self) -> str:
+        """While no epoch goes on."""
+        gone = [] if self.latest is None else [name for name in self.latest.names if name not in self._peers]
+        if self.problem:
+            return f"waiting for {', '.join(gone)}: {self.problem}" if gone else self.problem
+        there = f"{len(self._peers)} of {self.wanted} peers are there"
+        return f"{there}; waiting for {', '.join(gone)}" if gone else there
+
     def why_waiting(self, name: str) -> str:
         if self.problem:
-            return self.problem
+            return self.waits_for
         if self.current is not None and len(self.current.names) < self.wanted:
             return f"the run goes on without {name}, which may take part after the next commit"
         if self.current is not None:
@@ -255,4 +271,4 @@ class Roster:
         unmeasured = [other for other, peer in self._peers.items() if peer.report is None]
         if unmeasured:
             return f"machines are measured one after the other; still to come: {', '.join(unmeasured)}"
-        return f"{len(self._peers)} of {self.wanted} peers are there"
+        return self.waits_for

@@ -33,6 +33,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     hub_bps: tuple[float, float]
     """Of the hub's line, up and down."""
     progress: dict[str, float]
+    commits: str = ""
+    """How often the state is made safe, and how much work can be lost, in words."""
 
 
 def render(status: Status) -> "RenderableType":
@@ -49,6 +51,8 @@ def render(status: Status) -> "RenderableType":
             f"step {numbers['step']:.0f} of {numbers['steps']:.0f}, loss {numbers['loss']:.4f}, "
             f"{numbers['tokens_per_second']:,.0f} tokens/s"
         )
+    if status.commits:
+        lines.append(status.commits)
     if status.bottleneck:
         lines.append(f"slowest part: {status.bottleneck}")
     up, down = status.hub_bps

@@ -200,14 +200,24 @@ class BasisSection:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSection:
-    interval: int = 200
-    """Optimiser steps between two checkpoints; one more is written at the end."""
+    interval: int | None = None
+    """Optimiser steps between two checkpoints; one more is written at the end. None: 200; in a run with a hub, as few
+    as the lines of all allow (see line_share)."""
     keep_latest_k: int = 2
     """Older ones are removed; 0 keeps all."""
+    line_share: float = 0.25
+    """Of everybody's line to the hub, and of the hub's own, for sending checkpoints while training goes on."""
 
     def __post_init__(self) -> None:
-        if self.interval < 1 or self.keep_latest_k < 0:
+        if (self.interval is not None and self.interval < 1) or self.keep_latest_k < 0:
             raise UserError("checkpoint.interval must be at least 1 and checkpoint.keep_latest_k at least 0")
+        if not 0 < self.line_share <= 1:
+            raise UserError(f"checkpoint.line_share must be above 0 and at most 1, not {self.line_share}")
+
+    @property
+    def steps(self) -> int:
+        """The interval, where nobody has chosen one."""
+        return 200 if self.interval is None else self.interval
 
 
 @dataclass(frozen=True, kw_only=True)

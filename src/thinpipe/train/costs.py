@@ -51,6 +51,11 @@ def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
     return held * 2 if config.training.dtype == "float64" else held
 
 
+def segment_state_nbytes(model: ModelConfig, config: RunConfig) -> list[int]:
+    """Weights and moments of each segment: what a checkpoint holds, but for what boundaries remember."""
+    return [_state_nbytes(segment, config) for segment in build(model).segments]
+
+
 def boundary_traffic(model: ModelConfig, config: RunConfig) -> Traffic:
     """Nothing, for a model without boundaries."""
     if not model.boundaries:
@@ -92,15 +97,20 @@ def _products_with_basis(segment: Segment, config: RunConfig) -> int:
 def _memory_nbytes(segment: Segment, config: RunConfig, under_way: int) -> int:
     dtype: torch.dtype = getattr(torch, config.training.dtype)
     weights = sum(parameter.numel() for parameter in segment.parameters()) * dtype.itemsize
-    rule = config.optimizer.second_moment
-    squares = sum(second_moment_shape(parameter, rule).numel() for parameter in segment.parameters()) * dtype.itemsize
     kept = count_kept(
         segment, config.execution, batch=config.microbatch_size, tokens=config.training.seq_len, dtype=dtype
     )
     gradients, held = weights, under_way * kept.nbytes + kept.at_work_nbytes
     # Gradients come as activations go, and stay for the next micro-batch if there is one.
     beside = gradients + held if config.microbatches > 1 else max(gradients, held)
-    return 2 * weights + squares + beside
+    return _state_nbytes(segment, config) + beside
+
+
+def _state_nbytes(segment: Segment, config: RunConfig) -> int:
+    dtype: torch.dtype = getattr(torch, config.training.dtype)
+    rule = config.optimizer.second_moment
+    numbers = sum(2 * each.numel() + second_moment_shape(each, rule).numel() for each in segment.parameters())
+    return numbers * dtype.itemsize
 
 
 def _under_way(index: int, count: int, processes: int, config: RunConfig) -> int:

@@ -1,15 +1,18 @@
 """A run as its hub hosts it: settings and data are here, checkpoints come together here, and nothing is computed."""
 
-import re
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
 
 from thinpipe.checkpoint import CheckpointFolder, Manifest, model_config_of, restore
-from thinpipe.checkpoint.folder import step_folder
+from thinpipe.checkpoint.folder import is_layer_file, layer_of, step_folder
+from thinpipe.checkpoint.memories import segment_of_memory
 from thinpipe.checkpoint.state import versions
 from thinpipe.core.code import code_version
 from thinpipe.core.config import dump_toml
@@ -22,19 +25,20 @@ from thinpipe.models.model import make_space
 from thinpipe.swarm.assign import Assignment, Machine, assign
 from thinpipe.swarm.commit_log import COMMITS, CommitLog
 from thinpipe.swarm.file_service import Accepted
-from thinpipe.swarm.hosted import Beginning
-from thinpipe.swarm.messages import Measure, Verdict
+from thinpipe.swarm.hosted import Beginning, Outlook
+from thinpipe.swarm.messages import Give, Measure, Verdict
 from thinpipe.swarm.reading import UNREADABLE
 from thinpipe.swarm.roster import Epoch
+from thinpipe.train.commit_interval import CommitPlan, StepSeconds, plan_commits, predict_step_seconds
 from thinpipe.train.commit_record import COMMIT, open_ledger, state_of
 from thinpipe.train.config import DataSection, JobSection, RunConfig
 from thinpipe.train.console import Display
-from thinpipe.train.costs import boundary_traffic, segment_needs, shared_nbytes
+from thinpipe.train.costs import boundary_traffic, segment_needs, segment_state_nbytes, shared_nbytes
 from thinpipe.train.first_checkpoint import make_first_checkpoint
+from thinpipe.train.lost_files import find_missing, find_newest, say_missing, set_aside
 from thinpipe.train.tokens import LocalTokens, token_dtype, tokenizer_sha256
 
 _ONE_STAGE_SCHEDULES = ("GPipe", "1F1B")
-_FILE = re.compile(r"[a-z0-9.]{1,100}\.safetensors", re.ASCII)
 _MOST_FILE_NBYTES = 1 << 50
 _MOST_ANSWER_NBYTES = 8_000_000
 """What a message can hold."""
@@ -50,11 +54,13 @@ class HostedRun:
         self.source = LocalTokens(config)
         _refuse_large_batches(config, self.source.facts.vocab_size)
         self.checkpoints = CheckpointFolder(config.job.dump_folder / "checkpoints")
-        newest, _ = self.checkpoints.newest_whole()
+        newest, problems = find_newest(self.checkpoints)
         self.newest = newest or make_first_checkpoint(config, self.source.facts, self.checkpoints)
+        self.missing: dict[str, str] = find_missing(self.newest)
         self.model = model_config_of(self.newest)
         self.measure = Measure(together=False, settings=dump_toml(settings_for_peers(config)), dim=self.model.dim)
         self.needs = segment_needs(self.model, config)
+        self.state_nbytes = segment_state_nbytes(self.model, config)
         self.shared_nbytes = shared_nbytes(self.model, config)
         self.traffic = boundary_traffic(self.model, config)
         self.log = EventLog(config.job.dump_folder / "events.jsonl")
@@ -63,9 +69,14 @@ class HostedRun:
         self._step: Step | None = None
         self._stopped = ""
         self.commit_log = CommitLog(config.job.dump_folder / COMMITS)
-        self.commits = open_ledger(self.commit_log, self.newest)
+        self.ledger = open_ledger(self.commit_log, self.newest)
         self._told: Manifest | None = None
         """Of the checkpoint whose files are on their way."""
+        self._plan: CommitPlan | None = None
+        self._step_seconds = StepSeconds()
+        self.commits = ""
+        for problem in problems:
+            self.heard(SaveFailed(step=self.committed, reason=f"passed over: {problem}"))
 
     def assign(self, machines: Sequence[Machine], hub_up_bps: float, hub_down_bps: float) -> Assignment:
         return assign(
@@ -84,9 +95,12 @@ class HostedRun:
         """1F1B needs a micro-batch for each."""
         return self.config.microbatches if self.config.parallelism.pipeline_parallel_schedule == "1F1B" else None
 
-    def begin(self, epoch: Epoch) -> Beginning:
-        self.commits.begin(epoch.number, epoch.names)
-        settings = dump_toml(settings_for_peers(self.config, list(epoch.shares.values())))
+    def begin(self, epoch: Epoch, outlook: Outlook | None = None) -> Beginning:
+        self.ledger.begin(epoch.number, epoch.names)
+        shares = list(epoch.shares.values())
+        self._plan = None if outlook is None else self._plan_commits(shares, outlook)
+        interval = self.config.checkpoint.steps if self._plan is None else self._plan.interval
+        settings = dump_toml(settings_for_peers(self.config, shares, interval))
         space = make_space(self.model)
         restore(self.newest, {}, space)
         self._hashes = {"settings": text_sha256(settings), "tokenizer": tokenizer_sha256(self.tokenizer)} | space.hashes
@@ -95,10 +109,75 @@ class HostedRun:
             manifest=self.newest_manifest(),
             facts=msgspec.json.encode(self.source.facts),
             tokenizer=list(self.tokenizer),
+            keep_bytes_per_second=[] if self._plan is None else list(self._plan.bytes_per_second),
         )
 
     def newest_manifest(self) -> bytes:
         return msgspec.json.encode(self.newest.manifest)
+
+    def _plan_commits(self, shares: Sequence[int], outlook: Outlook) -> CommitPlan:
+        config = self.config
+        predicted = predict_step_seconds(
+            tokens=config.training.global_batch_size * config.training.seq_len,
+            tokens_per_second=outlook.tokens_per_second,
+            microbatches=config.microbatches,
+            peers=len(shares),
+            latency_s=outlook.latency_s,
+        )
+        step_seconds = self._step_seconds.begin(predicted)
+        plan = plan_commits(
+            state_nbytes=self._state_of_peers(shares),
+            up_bps=outlook.up_bps,
+            hub_down_bps=outlook.hub_down_bps,
+            share=config.checkpoint.line_share,
+            step_seconds=step_seconds,
+            most_steps=config.training.steps,
+            interval=config.checkpoint.interval,
+        )
+        self.commits = plan.in_words(step_seconds)
+        return plan
+
+    def _state_of_peers(self, shares: Sequence[int]) -> list[float]:
+        of_segments: list[float] = list(self.state_nbytes)
+        for name, entry in self.newest.manifest.files.items():
+            if (segment := segment_of_memory(layer_of(name))) is not None:
+                of_segments[segment] += entry.nbytes
+        ends = list(accumulate(shares))
+        return [sum(of_segments[end - share : end]) for end, share in zip(ends, shares, strict=True)]
+
+    # Files of the newest checkpoint that were lost here
+
+    @property
+    def committed(self) -> int:
+        return self.newest.manifest.step
+
+    async def look(self) -> None:
+        newest = self.newest
+        missing = await asyncio.to_thread(find_missing, newest)
+        if self.newest is newest:  # else a newer one came meanwhile, whole
+            self.missing = missing
+
+    def give(self) -> Give:
+        self.ledger.give_up()
+        text = f"the hub has lost {len(self.missing)} file(s) of step {self.committed}: giving it those that are here"
+        return Give(step=self.committed, files=dict(self.missing), manifest=self.newest.manifest.sha256, text=text)
+
+    def what_is_missing(self, present: Collection[str], away: Collection[str]) -> str:
+        return say_missing(self.committed, self.ledger.peers_with(self.missing), present, away)
+
+    def fall_back(self, present: Collection[str], away: Collection[str]) -> str:
+        lost, why = self.newest, self.what_is_missing(present, away)
+        try:
+            place = set_aside(lost)
+            older, _ = find_newest(self.checkpoints)
+            if older is None:
+                raise UserError("there is no older checkpoint")
+        except (UserError, OSError) as error:
+            self._stopped = f"{why}, and {error}"
+            return f"cannot go on: {self._stopped}"
+        self.newest, self.missing = older, {}
+        self.ledger.fall_back(self.committed)
+        return f"{why}: going on from step {self.committed}; what is left of step {lost.manifest.step} is in {place}"
 
     def compare(self, hashes: Mapping[str, str]) -> str:
         ours = self._hashes
@@ -126,7 +205,7 @@ class HostedRun:
     def saved(self, peer: str, epoch: int, manifest: bytes) -> Verdict:
         try:
             told = self._read_manifest(manifest)
-            answer = self.commits.told(peer, epoch, state_of(told), told.sha256, time.monotonic())
+            answer = self.ledger.told(peer, epoch, state_of(told), told.sha256, time.monotonic())
             if answer == "later":
                 return Verdict(later=True)
             if answer == "begin":
@@ -136,7 +215,7 @@ class HostedRun:
         except UserError as error:
             return Verdict(refusal=str(error))
         except OSError as error:
-            self.commits.give_up()
+            self.ledger.give_up()
             return Verdict(refusal=f"the hub cannot write ({error.strerror or type(error).__name__})")
         return Verdict()
 
@@ -147,7 +226,7 @@ class HostedRun:
         except UNREADABLE as error:
             raise UserError(f"the manifest cannot be read: {error}") from None
         sizes_are_right = all(0 <= entry.nbytes <= _MOST_FILE_NBYTES for entry in told.files.values())
-        names_are_right = bool(told.files) and all(map(_FILE.fullmatch, told.files))
+        names_are_right = bool(told.files) and all(map(is_layer_file, told.files))
         if told != told.sealed() or not names_are_right or not sizes_are_right:
             raise UserError("the manifest is damaged")
         ours = msgspec.json.decode(msgspec.json.encode(self.newest.manifest.model))  # without tuples, as what comes
@@ -163,10 +242,10 @@ class HostedRun:
         folder, _, file = name.partition("/")
         manifest, place = self.newest.manifest, self.newest.path
         if folder != place.name:
-            manifest, arriving = self._told or manifest, self.commits.arriving
+            manifest, arriving = self._told or manifest, self.ledger.arriving
             if arriving is None or folder != step_folder(arriving):
                 return None
-            if not self.commits.expects(peer, arriving, file, time.monotonic()):
+            if not self.ledger.expects(peer, arriving, file, time.monotonic()):
                 return None
             place = self.checkpoints.partial(arriving)
         entry = manifest.files.get(file)
@@ -174,41 +253,54 @@ class HostedRun:
 
     def kept(self, peer: str, name: str) -> None:
         folder, _, file = name.partition("/")
-        arriving = self.commits.arriving
-        if arriving is None or folder != step_folder(arriving):
-            return
-        self.commits.came(peer, arriving, file)
-        try:
-            self._commit_if_whole()
-        except OSError as error:  # the newest stays what it was, and the next one may fit
-            self.commits.give_up()
-            self.display.show(SaveFailed(step=arriving, reason=f"the hub cannot write: {error}"))
+        arriving = self.ledger.arriving
+        if folder == step_folder(self.committed):
+            self.missing.pop(file, None)
+        elif arriving is not None and folder == step_folder(arriving):
+            self.ledger.came(peer, arriving, file)
+            try:
+                self._commit_if_whole()
+            except OSError as error:
+                self.not_kept(peer, name, error.strerror or type(error).__name__)
+
+    def not_kept(self, peer: str, name: str, why: str) -> None:
+        """This checkpoint will not be whole, so the next one need not wait for it."""
+        folder, step, arriving = name.partition("/")[0], self.committed, self.ledger.arriving
+        if arriving is not None and folder == step_folder(arriving):
+            step = arriving
+            self.ledger.give_up()
+        elif folder != step_folder(step):
+            return  # of one that is given up already
+        self.heard(SaveFailed(step=step, reason=f"the hub cannot write {name} of {peer}: {why}"))
 
     def _commit_if_whole(self) -> None:
         """First the checkpoint is durable, then its line in the log; only then is it the newest, which peers get."""
-        commit = self.commits.whole
+        commit = self.ledger.whole
         if commit is None:
             return
         assert self._told is not None
         write_atomically(self.checkpoints.partial(commit.step) / COMMIT, msgspec.json.encode(commit))
         checkpoint = self.checkpoints.commit(self._told, self._told.files)
-        if commit.step not in self.commits:
+        if commit.step not in self.ledger:
             self.commit_log.append(commit)
-        self.commits.committed(commit)
-        self.newest = checkpoint
-        self.checkpoints.keep_latest(self.config.checkpoint.keep_latest_k)
-
-    @property
-    def committed(self) -> int:
-        return self.newest.manifest.step
+        self.ledger.committed(commit)
+        self.newest, self.missing = checkpoint, {}
+        with suppress(OSError):  # what could not be removed now will be next time
+            self.checkpoints.keep_latest(self.config.checkpoint.keep_latest_k)
 
     def heard(self, event: AnyEvent) -> None:
         if isinstance(event, Step):
             self._step = event
+            measured = self._step_seconds.add(event.seconds)
+            if measured is not None and self._plan is not None:
+                self.commits = self._plan.in_words(measured)
         if isinstance(event, Stopped) and event.reason != "signal":
             self._stopped = event.reason
         self.display.show(event)
-        self.log.write(event)
+        try:
+            self.log.write(event)
+        except OSError as error:  # a full disk is no reason to stop the run
+            self.display.show(SaveFailed(step=event.step, reason=f"event log: {error}"))
 
     def close(self) -> None:
         self.log.close()
@@ -234,12 +326,13 @@ class HostedRun:
         }
 
 
-def settings_for_peers(config: RunConfig, shares: Sequence[int] = (1,)) -> RunConfig:
-    """Without what is the hub's own: its folders."""
+def settings_for_peers(config: RunConfig, shares: Sequence[int] = (1,), interval: int | None = None) -> RunConfig:
+    """Without what is the hub's own: its folders. `interval`: of commits."""
     parallelism = replace(
         config.parallelism, pipeline_parallel_degree=len(shares), pipeline_parallel_shares=tuple(shares)
     )
-    return replace(config, job=JobSection(), data=DataSection(), parallelism=parallelism)
+    checkpoint = replace(config.checkpoint, interval=interval or config.checkpoint.interval)
+    return replace(config, job=JobSection(), data=DataSection(), parallelism=parallelism, checkpoint=checkpoint)
 
 
 def _with_our_settings(manifest: Manifest, run: str) -> Manifest:

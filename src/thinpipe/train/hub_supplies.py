@@ -19,6 +19,7 @@ from thinpipe.core.digest import text_sha256
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, Saved
 from thinpipe.data import Cursor
+from thinpipe.swarm.file_asks import FileTransferError, Pace
 from thinpipe.swarm.file_requests import is_plain
 from thinpipe.swarm.file_transfer import fetch, push, stat
 from thinpipe.swarm.messages import Ready, SavedRequest, TokensRequest, Verdict, Work
@@ -92,7 +93,9 @@ class HubSupplies(Supplies):
         self.tokens = HubTokens(post, msgspec.json.decode(work.facts, type=DataFacts), config)
         self._stop = threading.Event()
         self._cancel = post.listen("stop", lambda _data: self._stop.set())
-        self._keeper = Keeper(post, work.epoch, tell)
+        place = work.names.index(post.address.name)
+        rate = work.keep_bytes_per_second[place] if work.keep_bytes_per_second else None
+        self._keeper = Keeper(post, work.epoch, tell, bytes_per_second=rate, committed=self._manifest.step)
         self._mine: list[str] = []
 
     def exchange(self, group: dist.ProcessGroup | None) -> Exchange:
@@ -112,19 +115,22 @@ class HubSupplies(Supplies):
         wanted = {name: self._manifest.files[name] for name in files if name in self._manifest.files}
         for number, (name, entry) in enumerate(wanted.items(), 1):
             words = f"fetching {name}, {number} of {len(wanted)}, {entry.nbytes / 1e6:.1f} MB"
-            fetch(
-                self._post,
-                f"{step}/{name}",
-                target / name,
-                nbytes=entry.nbytes,
-                sha256=entry.sha256,
-                progress=partial(_told, self._tell, words),
-            )
+            self._fetch(f"{step}/{name}", target / name, entry.nbytes, entry.sha256, words)
         for name in self._work.tokenizer:
             if not (is_plain(name) and name.startswith("tokenizer/")):
                 raise UserError(f"the hub wants to write to {name[:80]!r} here: it is no hub to trust")
             found = stat(self._post, name)
-            fetch(self._post, name, self._folder / name, nbytes=found.nbytes, sha256=found.sha256)
+            self._fetch(name, self._folder / name, found.nbytes, found.sha256)
+
+    def _fetch(self, name: str, target: Path, nbytes: int, sha256: str, words: str = "") -> None:
+        """What is wrong with a file of the hub ends this epoch, not us: the hub looks for another copy."""
+        try:
+            progress = partial(_told, self._tell, words) if words else None
+            fetch(self._post, name, target, nbytes=nbytes, sha256=sha256, progress=progress)
+        except FileTransferError as error:
+            if isinstance(error.__cause__, OSError):  # our disk
+                raise
+            raise ConnectionError(str(error)) from error
 
     def ready(self, hashes: Mapping[str, str]) -> None:
         ours = {
@@ -146,8 +152,7 @@ class HubSupplies(Supplies):
         return self._stop.is_set()
 
     def needed(self) -> Collection[Path]:
-        sending = self._keeper.sending
-        return () if sending is None else (sending,)
+        return self._keeper.needed(self._folder / "checkpoints")
 
     def close(self) -> None:
         self._cancel()
@@ -155,14 +160,22 @@ class HubSupplies(Supplies):
 
 
 class Keeper:
-    """Sends what was saved to the hub while training goes on; of two checkpoints that wait, the newer."""
+    """Sends what was saved to the hub while training goes on; of two checkpoints that wait, the newer.
 
-    def __init__(self, post: Post, epoch: int, tell: Tell) -> None:
+    `bytes_per_second`: no faster than this, until `close`. `committed`: the step that the hub has whole.
+    """
+
+    def __init__(
+        self, post: Post, epoch: int, tell: Tell, *, bytes_per_second: float | None = None, committed: int = 0
+    ) -> None:
         self._post, self._epoch, self._tell = post, epoch, tell
+        self._pace = Pace(bytes_per_second)
+        self._committed = committed
+        self._sent: Path | None = None
         self._changed = threading.Condition()
         self._waiting: tuple[Path, list[str]] | None = None
         self._closing = False
-        self.sending: Path | None = None
+        self._sending: Path | None = None
         self._thread = threading.Thread(target=self._run, name="thinpipe-keeper", daemon=True)
         self._thread.start()
 
@@ -171,7 +184,14 @@ class Keeper:
             self._waiting = path, files
             self._changed.notify()
 
+    def needed(self, checkpoints: Path) -> Collection[Path]:
+        """The hub's newest is the one that it told us last, or the one that we have sent since: while it has no newer
+        one, we have a second copy of our part. And what we send must not go away."""
+        told = checkpoints / step_folder(self._committed)
+        return [path for path in (told, self._sent, self._sending) if path is not None]
+
     def close(self) -> None:
+        self._pace.lift()
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -184,22 +204,24 @@ class Keeper:
                 if self._waiting is None:
                     return
                 (path, files), self._waiting = self._waiting, None
-                self.sending = path
+                self._sending = path
             try:
-                self._send(path, files)
+                if self._send(path, files):
+                    self._sent = path
             except (OSError, UserError) as error:  # a lost hub ends the epoch by itself; a newer one may have come
                 self._tell(f"could not send {path.name} to the hub: {error}")
             finally:
-                self.sending = None
+                self._sending = None
 
-    def _send(self, path: Path, files: list[str]) -> None:
+    def _send(self, path: Path, files: list[str]) -> bool:
         manifest = Checkpoint.open(path, layers=()).manifest
         request = SavedRequest(epoch=self._epoch, manifest=msgspec.json.encode(manifest))
         if not self._may_send(msgspec.msgpack.encode(request)):
-            return  # for the newer one that waits
+            return False  # for the newer one that waits
         for name in files:
             if name in manifest.files:
-                push(self._post, path / name, f"{path.name}/{name}")
+                push(self._post, path / name, f"{path.name}/{name}", pace=self._pace)
+        return True
 
     def _may_send(self, request: bytes) -> bool:
         """Waits while the hub still gets an older one from somebody. False: a newer one of ours is there by now."""
@@ -208,6 +230,7 @@ class Keeper:
             answer = msgspec.msgpack.decode(self._post.request("saved", request, seconds=_SECONDS), type=Verdict)
             if answer.refusal:
                 raise UserError(answer.refusal)
+            self._committed = max(self._committed, answer.committed)
             if not answer.later:
                 return True
             with self._changed:

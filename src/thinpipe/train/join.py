@@ -4,7 +4,8 @@ import secrets
 import shutil
 import time
 import tomllib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,16 +15,17 @@ import torch.distributed as dist
 from rich.console import Console
 
 from thinpipe.checkpoint import Manifest
-from thinpipe.checkpoint.folder import MANIFEST, step_folder
+from thinpipe.checkpoint.folder import MANIFEST, is_layer_file, step_folder
 from thinpipe.checkpoint.state import versions
 from thinpipe.core.code import code_version
 from thinpipe.core.config import from_table
 from thinpipe.core.errors import UserError
-from thinpipe.core.files import write_atomically
+from thinpipe.core.files import file_sha256, write_atomically
+from thinpipe.swarm.file_transfer import push
 from thinpipe.swarm.identity import Identity, accept_invite, load_identity
 from thinpipe.swarm.invite import Invite
 from thinpipe.swarm.line_test import measure_latency, measure_rates
-from thinpipe.swarm.messages import MOST_WORDS, Answer, Done, Measure, NextRequest, Refused, Wait, Work
+from thinpipe.swarm.messages import MOST_WORDS, Answer, Done, Give, Measure, NextRequest, Refused, Wait, Work
 from thinpipe.swarm.reports import MachineReport
 from thinpipe.swarm.settings import JoinConfig
 from thinpipe.train.config import DataSection, JobSection, RunConfig
@@ -80,6 +82,7 @@ class PeerProgram:
         self.life, self.epoch, self.why = secrets.token_hex(8), 0, ""
         self.report: MachineReport | None = None
         self.together: tuple[float, float] | None = None
+        self.gave = ""
         self.last_answer = time.monotonic()
         self._said = ""
         self._spare = Spare(folder)
@@ -123,6 +126,8 @@ class PeerProgram:
                     self._copy(post, manifest)
                 case Measure() as measure:
                     self._measure(post, measure)
+                case Give() as give:
+                    self._give(post, give)
                 case Work() as work:
                     if self._work(post, work):
                         self._leave(post)
@@ -142,6 +147,7 @@ class PeerProgram:
             took_part_in=self.epoch,
             why=self.why[:MOST_WORDS],
             together_bps=self.together,
+            gave=self.gave,
         )
         data = post.request("next", msgspec.msgpack.encode(request), seconds=_ASK_SECONDS)
         self.why, self.together = "", None
@@ -173,6 +179,21 @@ class PeerProgram:
         )
         self._say(self.report.in_words())
 
+    def _give(self, post: Post, wanted: Give) -> None:
+        """What the hub has lost, of a checkpoint of which we have a part."""
+        self._say(wanted.text)
+        folder = self.folder / "checkpoints" / step_folder(wanted.step)
+        for name, sha256 in wanted.files.items():
+            if not is_layer_file(name):
+                raise UserError(f"the hub wants our {name[:80]!r}: it is no hub to trust")
+            path = folder / name
+            try:
+                if path.is_file() and file_sha256(path) == sha256:
+                    push(post, path, f"{folder.name}/{name}")
+            except UserError as error:
+                self._say(f"could not give {name}: {error}")
+        self.gave = wanted.manifest
+
     def _work(self, post: Post, work: Work) -> bool:
         """One epoch. True when the person who sits here wants to leave."""
         self.epoch = work.epoch
@@ -182,7 +203,8 @@ class PeerProgram:
             f"{len(work.names)}; {work.text}"
         )
         config = self._settings(work.settings)
-        self._prepare_folder(work)
+        with self._our_disk():
+            self._prepare_folder(work)
         post.progress.begin(work.epoch)
         supplies = HubSupplies(post, work, config, self._say)
         origin = Origin(
@@ -196,8 +218,9 @@ class PeerProgram:
             group = None
             if len(work.names) > 1:
                 group = open_nats_group(post, work.names, origin, timeout=timeout, incarnations=work.lives)
-            trainer = Trainer(config, group, supplies)
-            trainer.train()
+            with self._our_disk():
+                trainer = Trainer(config, group, supplies)
+                trainer.train()
         except (ConnectionError, TimeoutError, dist.DistError) as error:  # also a hub that is frozen
             self.why = str(error)
             self._say(f"epoch {work.epoch} is over: {error}")
@@ -207,6 +230,17 @@ class PeerProgram:
                 dist.destroy_process_group()
             supplies.close()
         return trainer is not None and trainer.asked_here
+
+    @contextmanager
+    def _our_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except (ConnectionError, TimeoutError):
+            raise
+        except OSError as error:
+            raise UserError(
+                f"this machine cannot go on ({error}): put that right, then `thinpipe join {self.folder}` comes back"
+            ) from error
 
     def _settings(self, text: str) -> RunConfig:
         """The hub's, but for all that names a place on this machine."""

@@ -43,7 +43,7 @@ from thinpipe.train.stopping import StopRequest
 from thinpipe.train.supplies import Supplies
 
 MOST_SKIPPED_IN_A_ROW = 3
-_LOCAL = ("job.", "data.", "metrics.")
+_LOCAL = ("job.", "data.", "metrics.", "checkpoint.")
 """Settings that may differ from machine to machine."""
 
 
@@ -186,7 +186,7 @@ class Trainer:
         due = config.validation.freq and (step % config.validation.freq == 0 or step == config.training.steps)
         if due and self.feed.facts.validation_batches:
             self._tell(self._validate())
-        if step % config.checkpoint.interval == 0 and step < config.training.steps:
+        if step % config.checkpoint.steps == 0 and step < config.training.steps:
             self._save()
 
     def _validate(self) -> Validated:
