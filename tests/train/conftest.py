@@ -81,8 +81,8 @@ def programs(tmp_path):
     """Starts commands, and ends what a test leaves."""
     started = []
 
-    def start(name, *arguments, place=None):
-        started.append(Program(tmp_path / "printed", name, *arguments, place=place))
+    def start(name, *arguments, **how):
+        started.append(Program(tmp_path / "printed", name, *arguments, **how))
         return started[-1]
 
     yield start

@@ -1,0 +1,70 @@
+"""A peer that sends bad values: once, and the step is computed again; twice, and the others remove it."""
+
+import re
+import signal
+from dataclasses import replace
+
+import pytest
+
+from tests.train.programs import files_of, invites_of, steps_of
+from tests.train.test_hub import start_hub
+from tests.train.test_loop import events, in_folder
+from thinpipe.bench.chaos_poison import LOG, TIMES, read_injections
+from thinpipe.core.config import dump_toml
+from thinpipe.core.events import Retried, Skipped
+from thinpipe.train.config import CheckpointSection, ParallelismSection
+from thinpipe.train.loop import Trainer
+
+STEPS = 150
+TIMES_OF = {"anna": 1, "bert": 1, "carl": 2, "dora": 2}
+
+
+@pytest.fixture
+def run_config(run_config):
+    """Three segments for four peers: one is a spare."""
+    return replace(
+        run_config,
+        training=replace(run_config.training, steps=STEPS),
+        parallelism=ParallelismSection(pipeline_parallel_microbatch_size=2),
+        checkpoint=CheckpointSection(interval=20, keep_latest_k=2),
+    )
+
+
+@pytest.mark.timeout(290)
+def test_a_peer_that_is_bad_once_stays_and_one_that_is_bad_twice_is_removed(run_config, programs, tmp_path):
+    Trainer(run_config).train()
+    hosted = in_folder(run_config, "hosted")
+    file = tmp_path / "run.toml"
+    file.write_text(dump_toml(hosted))
+    hub = start_hub(programs, file, 4, "--hub.patience-seconds", 2)
+    peers = {
+        name: programs(
+            name,
+            *("join", invite, "--folder", tmp_path / name, "--name", name),
+            module="thinpipe.bench.chaos_poison",
+            environment={LOG: str(tmp_path / f"{name}.log"), TIMES: str(times)},
+        )
+        for (name, times), invite in zip(TIMES_OF.items(), invites_of(hub), strict=True)
+    }
+    at_work = re.findall(r"(\w+): 1", hub.until(r"epoch 1: segments (.*);").group(1))
+    assert len(at_work) == 3
+    once = next(name for name in at_work if TIMES_OF[name] == 1)
+    twice = next(name for name in at_work if TIMES_OF[name] == 2)
+    hub.until(r"step: +10 ")
+    peers[once].process.send_signal(signal.SIGUSR1)
+    hub.until(rf"retried: (state|gradient) over boundary \d is not finite, from {once}")
+    peers[twice].process.send_signal(signal.SIGUSR1)
+    hub.until(rf"{twice} was removed by the others: what it sent was bad twice in step \d+: ")
+    assert peers[twice].finish() == 2
+    assert "the others have removed you from the run, for what you sent was bad twice" in peers[twice].printed
+    hub.until("epoch 2: ")
+    assert hub.finish() == 0, hub.printed
+    assert [peer.finish() for name, peer in peers.items() if name != twice] == [0, 0, 0]
+
+    injected = {name: [each.place for each in read_injections(tmp_path / f"{name}.log")] for name in peers}
+    assert {name: len(places) for name, places in injected.items() if places} == {once: 1, twice: 2}
+    told = [(event.step, event.boundary, event.forward, event.sender) for event in events(hosted, Retried)]
+    assert told == [(p.step, p.boundary, p.forward, n) for n in (once, twice) for p in injected[n][:1]]
+    assert events(hosted, Skipped) == []
+    assert {step.step for step in steps_of(hosted)} == set(range(1, STEPS + 1))
+    assert files_of(hosted, STEPS) == files_of(run_config, STEPS)
