@@ -2,16 +2,20 @@
 
 import re
 import signal
+from contextlib import ExitStack
 from dataclasses import replace
 
+import msgspec
 import pytest
 
+from tests.train.hubs import begin_epoch, next_request, running_hub
 from tests.train.programs import files_of, invites_of, steps_of
 from tests.train.test_hub import start_hub
 from tests.train.test_loop import events, in_folder
 from thinpipe.bench.chaos_poison import LOG, TIMES, read_injections
 from thinpipe.core.config import dump_toml
 from thinpipe.core.events import Retried, Skipped
+from thinpipe.swarm.messages import Accusation, Answer
 from thinpipe.train.config import CheckpointSection, ParallelismSection
 from thinpipe.train.loop import Trainer
 
@@ -68,3 +72,28 @@ def test_a_peer_that_is_bad_once_stays_and_one_that_is_bad_twice_is_removed(run_
     assert events(hosted, Skipped) == []
     assert {step.step for step in steps_of(hosted)} == set(range(1, STEPS + 1))
     assert files_of(hosted, STEPS) == files_of(run_config, STEPS)
+
+
+def test_the_others_remove_who_they_accuse_and_hear_for_which_step(run_config):
+    """Peers driven by hand: who is not of the epoch, or accuses itself, is not believed; half of the others are."""
+    names = ("p0", "p1", "p2")
+    bad, other = (Accusation(name=name, step=7, what="state over boundary 0 is not finite") for name in ("p1", "p2"))
+    with running_hub(run_config, names, patience_seconds=0.5) as running, ExitStack() as posts:
+        first, second, third = (posts.enter_context(running.post(name)) for name in names)
+        assert [work.removed_for for work in begin_epoch(running, first, second, third)] == [[], [], []]
+        lie = third.ask("next", next_request(running, took_part_in=0, accuses=bad), seconds=30)
+        assert lie.result(30)
+        assert "p1" in running.hub.broker.peers, "who has not taken part cannot know"
+        asked = [
+            post.ask("next", next_request(running, took_part_in=1, accuses=each), seconds=60)
+            for post, each in ((second, bad), (first, bad), (third, other))
+        ]
+        work = msgspec.msgpack.decode(asked[1].result(60), type=Answer)
+        assert (work.epoch, sorted(work.names), work.removed_for) == (2, ["p0", "p2"], [7])
+        assert sorted(running.hub.broker.peers) == ["p0", "p2"]
+        assert any(
+            "p1 was removed by the others: what it sent was bad twice in step 7" in line for line in running.said
+        )
+        again = first.ask("next", next_request(running, took_part_in=2, accuses=other), seconds=60)
+        assert again.result(60)
+        assert "p2" in running.hub.broker.peers, "nobody is removed for the same step again"

@@ -193,7 +193,7 @@ def test_two_hundred_injections_of_any_kind_are_all_named(run_config, poisoned):
 
 def test_a_long_clean_run_raises_no_alarm():
     """CLEAN_STEPS=10000 is the full one: a third of them each with a plain method, low bits and a memory."""
-    steps = int(os.environ.get("CLEAN_STEPS", "600")) // 3
+    steps = int(os.environ.get("CLEAN_STEPS", "2000")) // 3
     for name in ("subspace-fp32", "subspace-int8-int4", "ef"):
         case = next(case for case in CASES if case.name in (name, f"llama-{name}", f"llama-{name}-fp32"))
         config = config_of(case, 2, "GPipe")
