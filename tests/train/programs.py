@@ -17,14 +17,14 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 class Program:
     """A command of thinpipe, here or at a place of `tests.swarm.homes`, or another `module`; and what it prints."""
 
-    def __init__(self, folder, name, *arguments, place=None, module="thinpipe"):
+    def __init__(self, folder, name, *arguments, place=None, module="thinpipe", environment=None):
         folder.mkdir(parents=True, exist_ok=True)
         prefix = [] if place is None else ["ip", "netns", "exec", place.namespace]
         self.output = folder / f"{name}.out"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [*prefix, sys.executable, "-m", module, *map(str, arguments)],
-                env=ENVIRONMENT,
+                env=ENVIRONMENT | (environment or {}),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 process_group=0,

@@ -119,7 +119,7 @@ def test_a_bad_step_leaves_no_nan_in_a_memory(run_config):
 
     def poison_third_step(_module, _inputs, output):
         calls.append(None)
-        return output * float("nan") if len(calls) == 5 else output  # two micro-batches a step
+        return output * float("nan") if len(calls) in (5, 7) else output  # two micro-batches a step, and tried again
 
     norm.register_forward_hook(poison_third_step)
     assert trainer.train() == "finished"

@@ -12,12 +12,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.train.programs import files_of
 from thinpipe.boundary.settings import BoundarySection
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder
 from thinpipe.core.config import dump_toml, load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import (
     BasisChanged,
+    Retried,
     Saved,
     SaveFailed,
     Skipped,
@@ -176,7 +178,9 @@ def test_a_step_that_is_not_finite_changes_nothing_and_three_end_the_run(run_con
     assert not list((run_config.job.dump_folder / "checkpoints").glob("*"))
 
 
-def test_one_bad_step_is_passed_over(run_config):
+def test_one_bad_step_is_tried_again_and_leaves_no_trace(run_config):
+    undisturbed = in_folder(run_config, "undisturbed")
+    Trainer(undisturbed).train()
     trainer = Trainer(run_config)
     parameter = trainer.engine.model.blocks[0].mlp.up_proj.weight
     calls = []
@@ -187,6 +191,25 @@ def test_one_bad_step_is_passed_over(run_config):
 
     parameter.register_hook(poison_third_step)
     assert trainer.train() == "finished"
+    (retried,) = events(run_config, Retried)
+    assert (retried.step, retried.culprit) == (3, "blocks.0.mlp.up_proj.weight")
+    assert (retried.sender, retried.boundary) == ("process 0", None)
+    assert [event.loss for event in events(run_config, Step)] == [event.loss for event in events(undisturbed, Step)]
+    assert files_of(run_config, 12) == files_of(undisturbed, 12)
+
+
+def test_a_step_that_is_bad_twice_is_passed_over(run_config):
+    trainer = Trainer(run_config)
+    parameter = trainer.engine.model.blocks[0].mlp.up_proj.weight
+    calls = []
+
+    def poison_third_step(gradient):
+        calls.append(None)
+        return gradient * float("nan") if len(calls) in (5, 7) else gradient  # two micro-batches a step
+
+    parameter.register_hook(poison_third_step)
+    assert trainer.train() == "finished"
+    assert [event.step for event in events(run_config, Retried)] == [3]
     assert [event.step for event in events(run_config, Skipped)] == [3]
     assert [event.step for event in events(run_config, Step)] == [1, 2, *range(4, 13)]
 

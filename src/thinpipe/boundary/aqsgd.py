@@ -43,6 +43,14 @@ class AqSgd(Leg):
         if passage.training and values_BTW.isfinite().all():
             store.write(_keys(passage), values_BTW.flatten(1))
 
+    def mark(self) -> None:
+        self.sent.mark()
+        self.received.mark()
+
+    def go_back(self) -> None:
+        self.sent.go_back()
+        self.received.go_back()
+
     def encoder_state(self) -> dict[str, Tensor]:
         return self.sent.state()
 

@@ -103,6 +103,12 @@ class Leg:
     def decode(self, data: Tensor, passage: Passage) -> Tensor:
         return self.compressor.decode(data, passage)
 
+    def mark(self) -> None:
+        """A step begins."""
+
+    def go_back(self) -> None:
+        """Forgets all since the mark: the step does not count."""
+
     def encoder_state(self) -> dict[str, Tensor]:
         return {}
 
@@ -186,6 +192,15 @@ class BoundaryMethod:
         if message.dtype != torch.uint8 or message.numel() != nbytes:
             raise ValueError(f"a message of {message.numel()} x {message.dtype}, but {nbytes} bytes were stated")
         return message
+
+    def mark(self) -> None:
+        """A step begins: `go_back` forgets all that was learnt since."""
+        self.states.mark()
+        self.gradients.mark()
+
+    def go_back(self) -> None:
+        self.states.go_back()
+        self.gradients.go_back()
 
     def sender_state(self) -> dict[str, Tensor]:
         """What the sender remembers between steps; nothing, or the same names from the first step to the last."""

@@ -21,7 +21,7 @@ class ErrorFeedback(Leg):
 
     def __init__(self, compressor: Compressor, shape: MessageShape, store: Path | None = None) -> None:
         super().__init__(compressor, shape, store)
-        self.error_BTW = empty_memory(shape)
+        self.error_BTW = self._marked_BTW = empty_memory(shape)
 
     def encode(self, values_BTW: Tensor, passage: Passage) -> Tensor:
         if not passage.training:
@@ -30,6 +30,12 @@ class ErrorFeedback(Leg):
         data = self.compressor.encode(owed_BTW, passage)
         self.error_BTW = finite_or(owed_BTW - self.compressor.decode(data, passage), self.error_BTW)
         return data
+
+    def mark(self) -> None:
+        self._marked_BTW = self.error_BTW  # which is replaced and never written to
+
+    def go_back(self) -> None:
+        self.error_BTW = self._marked_BTW
 
     def encoder_state(self) -> dict[str, Tensor]:
         return {"error_BTW": self.error_BTW}
@@ -44,6 +50,7 @@ class Ef21(Leg):
     def __init__(self, compressor: Compressor, shape: MessageShape, store: Path | None = None) -> None:
         super().__init__(compressor, shape, store)
         self.sent_BTW, self.received_BTW = empty_memory(shape), empty_memory(shape)
+        self.mark()
 
     def encode(self, values_BTW: Tensor, passage: Passage) -> Tensor:
         self.sent_BTW = self.sent_BTW.to(values_BTW.device)
@@ -58,6 +65,12 @@ class Ef21(Leg):
         if passage.training:
             self.received_BTW = finite_or(values_BTW, self.received_BTW)
         return values_BTW
+
+    def mark(self) -> None:
+        self._marked = self.sent_BTW, self.received_BTW
+
+    def go_back(self) -> None:
+        self.sent_BTW, self.received_BTW = self._marked
 
     def encoder_state(self) -> dict[str, Tensor]:
         return {"copy_BTW": self.sent_BTW}

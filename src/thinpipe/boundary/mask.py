@@ -43,6 +43,10 @@ class MaskedMethod(BoundaryMethod):
         """The masks that the sender remembers, by micro-batch."""
         self.received: dict[int, Tensor] = {}
 
+    def go_back(self) -> None:
+        super().go_back()
+        self.sent, self.received = {}, {}
+
     def encode_state(self, state: Tensor, ids_BW: Tensor, crossing: Crossing) -> Tensor:
         data = super().encode_state(state, ids_BW, crossing)
         if crossing.training:

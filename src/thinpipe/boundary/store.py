@@ -20,6 +20,8 @@ class RowStore:
             self.file = TemporaryFile(dir=folder)  # noqa: SIM115  open as long as the store is
             finalize(self, self.file.close)
         self.places: dict[int, int] = {}
+        self._before: dict[int, Tensor | None] | None = None
+        """What stood where something was written since the mark; None for a new key."""
         self.rows = self._room_for(_FIRST_ROWS)
 
     def read(self, keys: Sequence[int]) -> Tensor:
@@ -32,16 +34,30 @@ class RowStore:
 
     def write(self, keys: Sequence[int], rows: Tensor) -> None:
         for key, row in zip(keys, rows.cpu(), strict=True):
+            if self._before is not None and key not in self._before:
+                self._before[key] = self.rows[self.places[key]].clone() if key in self.places else None
             place = self.places.setdefault(key, len(self.places))
             if place == len(self.rows):
                 self._grow()
             self.rows[place] = row
 
+    def mark(self) -> None:
+        self._before = {}
+
+    def go_back(self) -> None:
+        """To what it was at the last mark. New keys have the last places, so that none is left empty."""
+        for key, row in (self._before or {}).items():
+            if row is None:
+                del self.places[key]
+            else:
+                self.rows[self.places[key]] = row
+        self._before = {}
+
     def state(self) -> dict[str, Tensor]:
         return {"keys": torch.tensor(list(self.places), dtype=torch.int64), "rows": self.rows[: len(self.places)]}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self.places = {}
+        self.places, self._before = {}, None
         self.write(state["keys"].tolist(), state["rows"])
 
     def _grow(self) -> None:

@@ -75,14 +75,32 @@ class Step(Event, frozen=True, kw_only=True, tag="step"):
         return self.busy.index(max(self.busy)) if self.busy else None
 
 
+class Retried(Event, frozen=True, kw_only=True, tag="retried"):
+    """A step that went wrong and left no trace: it is computed again, from the same weights and on the same data."""
+
+    step: int
+    culprit: str
+    """What was bad first: "state over boundary 0", "gradient over boundary 0", "loss", or the first parameter in layer
+    order with a bad gradient."""
+    sender: str
+    """Who had good input and gave bad output: "process 1", or the name of a peer."""
+    boundary: int | None
+    """That it crossed, if it did."""
+    forward: bool
+    reason: str
+    """What is said of the culprit: "is not finite", "is absurdly large"."""
+
+
 class Skipped(Event, frozen=True, kw_only=True, tag="skipped"):
-    """A step whose loss or gradient was not finite: no weight changed."""
+    """A step that went wrong again when it was retried: no weight changed."""
 
     step: int
     loss: float | None
     """None when the loss itself was not finite, which JSON cannot say."""
     culprit: str
-    """The first parameter in layer order with a non-finite gradient, or "loss"."""
+    """As in `Retried`."""
+    sender: str = ""
+    reason: str = "is not finite"
 
 
 class Validated(Event, frozen=True, kw_only=True, tag="validated"):
@@ -125,7 +143,7 @@ class Stopped(Event, frozen=True, kw_only=True, tag="stopped"):
     reason: str
 
 
-AnyEvent = Started | Step | Skipped | Validated | BasisChanged | Saved | SaveFailed | Stopped
+AnyEvent = Started | Step | Retried | Skipped | Validated | BasisChanged | Saved | SaveFailed | Stopped
 
 _DECODER = msgspec.json.Decoder(AnyEvent)
 

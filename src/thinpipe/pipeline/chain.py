@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from thinpipe.boundary.contract import BoundaryMethod, Crossing
 from thinpipe.core.seeds import derive_seed
 from thinpipe.models import Segment
+from thinpipe.pipeline.watch import Watch
 from thinpipe.subspace import Basis
 
 
@@ -25,12 +26,21 @@ class Chain(nn.Module):
     """
 
     def __init__(
-        self, segments: Sequence[Segment], indices: range, methods: Sequence[BoundaryMethod], *, seed: int
+        self,
+        segments: Sequence[Segment],
+        indices: range,
+        methods: Sequence[BoundaryMethod],
+        *,
+        seed: int,
+        watch: Watch | None = None,
     ) -> None:
-        """`segments` and `methods` are those of the whole model; method b carries what crosses from segment b."""
+        """`segments` and `methods` are those of the whole model; method b carries what crosses from segment b.
+
+        `watch` sees all that arrives in training.
+        """
         super().__init__()
         self.segments = nn.ModuleList(segments[index] for index in indices)
-        self.indices, self.methods, self.seed = indices, methods, seed
+        self.indices, self.methods, self.seed, self.watch = indices, methods, seed, watch or Watch()
         self.ids_BW = torch.empty(0, 0, dtype=torch.int64)
         self.step = self.microbatch = 0
         self.backward_follows = True
@@ -52,7 +62,7 @@ class Chain(nn.Module):
             if index > self.indices.start:
                 method = self.method(index - 1, training=training)
                 crossing = self.crossing(index - 1, step=step, microbatch=microbatch, training=training)
-                state = _Cross.apply(state, self.ids_BW, method, crossing)  # type: ignore[no-untyped-call]
+                state = _Cross.apply(state, self.ids_BW, method, crossing, self.watch)  # type: ignore[no-untyped-call]
             _seed(derive_seed(self.seed, "dropout", step, microbatch, index), self.ids_BW.device)
             state = segment(self.ids_BW[:, :-1], state if index else None)
         assert state is not None
@@ -81,14 +91,20 @@ class _Cross(torch.autograd.Function):
     """A boundary inside a process."""
 
     @staticmethod
-    def forward(ctx: Any, state: Tensor, ids_BW: Tensor, method: BoundaryMethod, crossing: Crossing) -> Tensor:
-        ctx.method, ctx.crossing = method, crossing
-        return method.decode_state(method.encode_state(state, ids_BW, crossing), ids_BW, crossing)
+    def forward(
+        ctx: Any, state: Tensor, ids_BW: Tensor, method: BoundaryMethod, crossing: Crossing, watch: Watch
+    ) -> Tensor:
+        ctx.method, ctx.crossing, ctx.watch = method, crossing, watch
+        arrived = method.decode_state(method.encode_state(state, ids_BW, crossing), ids_BW, crossing)
+        if crossing.training:
+            watch.see(crossing.boundary, arrived, forward=True)
+        return arrived
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        data = ctx.method.encode_gradient(gradient, ctx.crossing)
-        return ctx.method.decode_gradient(data, ctx.crossing), None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        arrived = ctx.method.decode_gradient(ctx.method.encode_gradient(gradient, ctx.crossing), ctx.crossing)
+        ctx.watch.see(ctx.crossing.boundary, arrived, forward=False)
+        return arrived, None, None, None, None
 
 
 def token_losses(logits_BTV: Tensor, ids_BW: Tensor) -> Tensor:

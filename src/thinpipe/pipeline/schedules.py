@@ -40,6 +40,12 @@ class Placement:
         return [segment for stage in self.processes[process] for segment in self.stages[stage]]
 
     @property
+    def homes(self) -> list[int]:
+        """The process of every segment."""
+        process_of = {stage: process for process, stages in enumerate(self.processes) for stage in stages}
+        return [process_of[stage] for stage, segments in enumerate(self.stages) for _ in segments]
+
+    @property
     def last_process(self) -> int:
         """The one with the last segment."""
         return next(rank for rank, stages in enumerate(self.processes) if len(self.stages) - 1 in stages)

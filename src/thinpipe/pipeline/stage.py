@@ -125,6 +125,8 @@ class MessageStage(PipelineStage):
         (slot,) = self.args_recv_info[chunk]
         crossing = self._crossing(self.before, chunk)
         self.ids[chunk], slot.buffer = self._method_before.unpack_forward(message, crossing)
+        if self.training:
+            self.chain.watch.see(self.before, slot.buffer, forward=True)
 
     def _state_message(self, state: Tensor, chunk: int) -> Tensor:
         return self._method_after.pack_forward(self.ids[chunk], state, self._crossing(self.after, chunk))
@@ -161,6 +163,7 @@ class MessageStage(PipelineStage):
     def _accept_gradient(self, message: Tensor, chunk: int) -> None:
         (slot,) = self.grad_recv_info[chunk]
         slot.buffer = self._method_after.unpack_backward(message, self._crossing(self.after, chunk))
+        self.chain.watch.see(self.after, slot.buffer, forward=False)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         if self.gradients_out is not None and self.has_backward:

@@ -14,6 +14,7 @@ import msgspec
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent
 from thinpipe.core.files import write_atomically
+from thinpipe.swarm.accusations import Accusations
 from thinpipe.swarm.broker import Broker, BrokerError
 from thinpipe.swarm.broker_config import HUB
 from thinpipe.swarm.departures import Departures
@@ -99,7 +100,7 @@ class Hub:
             factor=settings.progress_factor, floor=settings.progress_floor_seconds, start=settings.start_seconds
         )
         self._changed = asyncio.Condition()
-        self._votes = VoteService()
+        self._votes, self._accusations = VoteService(), Accusations()
         self._stop_wanted, self._stopping = False, ""
         self._gone = asyncio.Event()
         self.gate = Gate(broker, run=settings.run, public_url=settings.public_url, code=hosted.code, tell=self._tell)
@@ -218,8 +219,22 @@ class Hub:
         over = self.roster.asked(peer, request, time.monotonic())
         if over is not None:
             await self._over(say(over))
+        await self._hear_accusation(peer, request)
         await self._notify()
         return _encode(await self._answer(peer))
+
+    async def _hear_accusation(self, peer: str, request: NextRequest) -> None:
+        accused, epoch = request.accuses, self.roster.latest
+        if accused is None or epoch is None or request.took_part_in != epoch.number:
+            return
+        if self._accusations.give(peer, accused, epoch.number, epoch.names) and accused.name in self.broker.peers:
+            what = f"twice in step {accused.step}: {say(accused.what)}"
+            await self._expel(
+                accused.name,
+                f"the others have removed you from the run, for what you sent was bad {what}. Perhaps memory or "
+                "processor are at fault; only the hub's owner can invite you again",
+                f"{accused.name} was removed by the others: what it sent was bad {what}",
+            )
 
     async def _answer(self, peer: str) -> Answer:
         deadline, newest = time.monotonic() + ANSWER_SECONDS, self.hosted.newest_manifest()
@@ -307,6 +322,7 @@ class Hub:
             tokenizer=beginning.tokenizer,
             text=f"slowest part: {epoch.assignment.bottleneck}; {self.hosted.commits}",
             keep_bytes_per_second=beginning.keep_bytes_per_second,
+            removed_for=self._accusations.steps,
         )
 
     async def _ready(self, peer: str, data: bytes) -> bytes | None:
@@ -381,13 +397,19 @@ class Hub:
         return "the run saves and stops"
 
     async def kick(self, name: str) -> None:
-        """It is told first: from the cut itself it could not know why."""
         if name not in self.broker.peers:
             raise UserError(f"there is no peer {name[:80]!r}; there are: {', '.join(self.broker.peers) or 'none'}")
-        await self._client.publish(f"m.{name}.{HUB}.note", b"the hub's owner has removed you from the run")
+        await self._expel(
+            name, "the hub's owner has removed you from the run", f"{name} was removed by the hub's owner"
+        )
+
+    async def _expel(self, name: str, told: str, why: str) -> None:
+        """It is told first: from the cut itself it could not know why. No epoch begins with it meanwhile."""
+        await self._remove(name, why)
+        await self._client.publish(f"m.{name}.{HUB}.note", told.encode())
         await self._client.flush(timeout=5)
         await asyncio.to_thread(self.broker.remove_peer, name)
-        await self._remove(name, f"{name} was removed by the hub's owner")
+        await self._remove(name, why)
 
     def status(self) -> Status:
         roster, epoch = self.roster, self.roster.current

@@ -35,6 +35,15 @@ class JoinAnswer(Message, frozen=True, kw_only=True):
     refusal: str = ""
 
 
+class Accusation(Message, frozen=True, kw_only=True):
+    """This peer of the same epoch has sent bad values twice in this step."""
+
+    name: _Short
+    step: _Count
+    what: _Words
+    """Was bad."""
+
+
 class NextRequest(Message, frozen=True, kw_only=True):
     """What shall I do? The hub answers when it knows, or after a while that it does not."""
 
@@ -48,6 +57,7 @@ class NextRequest(Message, frozen=True, kw_only=True):
     """The epoch that this peer has just left; 0: none."""
     why: _Words = ""
     """It left, if something went wrong."""
+    accuses: Accusation | None = None
     together_bps: tuple[Above0, Above0] | None = None
     """Up and down, measured while all others measured too."""
     gave: _Short = ""
@@ -93,6 +103,8 @@ class Work(Message, frozen=True, kw_only=True, tag="work"):
     """Of the data."""
     tokenizer: list[str]
     """Files to fetch."""
+    removed_for: list[int] = []
+    """Steps for which somebody was removed: one that is bad again is so by itself, and is skipped."""
     text: str
     """For the person who sits there."""
     keep_bytes_per_second: list[float] = []

@@ -6,7 +6,18 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from thinpipe.core.events import AnyEvent, BasisChanged, Saved, SaveFailed, Skipped, Started, Step, Stopped, Validated
+from thinpipe.core.events import (
+    AnyEvent,
+    BasisChanged,
+    Retried,
+    Saved,
+    SaveFailed,
+    Skipped,
+    Started,
+    Step,
+    Stopped,
+    Validated,
+)
 
 
 class Display(Protocol):
@@ -40,8 +51,11 @@ def describe(event: AnyEvent) -> str:
                 f"step: {event.step:>6}  loss: {event.loss:7.4f}  grad_norm: {event.grad_norm:7.4f}  "
                 f"lr: {event.lr:.2e}  tps: {event.tokens_per_second:,.0f}{_links(event)}"
             )
+        case Retried():
+            return f"step: {event.step:>6}  retried: {event.culprit} {event.reason}, from {event.sender}"
         case Skipped():
-            return f"step: {event.step:>6}  skipped: {event.culprit} is not finite; no weight changed"
+            sender = f", from {event.sender}" if event.sender else ""
+            return f"step: {event.step:>6}  skipped: {event.culprit} {event.reason}{sender}; no weight changed"
         case Validated():
             if event.loss is None:
                 return f"step: {event.step:>6}  validation loss is not finite"

@@ -25,9 +25,11 @@ from thinpipe.models import Model, ModelConfig, build, materialise
 from thinpipe.pipeline.chain import Chain, token_losses
 from thinpipe.pipeline.runner import PipelineRunner, Runner, TwinRunner
 from thinpipe.pipeline.schedules import place
+from thinpipe.pipeline.watch import Watch
 from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, RowwiseAdamW, Subspace, rebase_squares
 from thinpipe.train.boundaries import boundary_method
 from thinpipe.train.config import RunConfig
+from thinpipe.train.faults import Fault, find_fault
 from thinpipe.transport.star import Exchange, exchange_of
 
 Ids = npt.NDArray[np.int64]
@@ -35,18 +37,21 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one step came to. With a `culprit` nothing was changed."""
+    """What one step came to. With a fault nothing was changed."""
 
     loss: float
     grad_norm: float
     """Before clipping."""
-    culprit: str | None = None
-    """"loss", or the first parameter in layer order whose gradient is not finite."""
+    fault: Fault | None = None
     stop: bool = False
     """Some process was asked to stop."""
     links: list[LinkUse] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
     """The share of the step in which each process computed; the rest is the bubble. Empty for one process."""
+
+    @property
+    def culprit(self) -> str | None:
+        return None if self.fault is None else self.fault.culprit
 
 
 class Engine:
@@ -69,6 +74,11 @@ class Engine:
             parallelism.pipeline_parallel_schedule, self.exchange.size, count, parallelism.pipeline_parallel_shares
         )
         self.mine = self.placement.segments_of(self.exchange.rank)
+        self.homes = self.placement.homes
+        self.segment_of = {
+            name: index for index, segment in enumerate(self.model.segments) for name, _ in segment.named_parameters()
+        }
+        self.watch = Watch()
         for index in self.mine:
             materialise(self.model.segments[index], seed=config.debug.seed, device=self.device, dtype=dtype)
         self.model.execute(config.execution)
@@ -107,7 +117,13 @@ class Engine:
 
     def _make_runner(self) -> Runner:
         chains = [
-            Chain(self.model.segments, self.placement.stages[stage], self.methods, seed=self.config.debug.seed)
+            Chain(
+                self.model.segments,
+                self.placement.stages[stage],
+                self.methods,
+                seed=self.config.debug.seed,
+                watch=self.watch,
+            )
             for stage in self.placement.processes[self.exchange.rank]
         ]
         if self.group is None:
@@ -134,19 +150,27 @@ class Engine:
     def step(
         self, index: int, ids_BW: Ids | None, lr: float, *, asked_to_stop: Callable[[], bool] = lambda: False
     ) -> StepOutcome:
-        """Forward, backward and update on one global batch; no update when anything is not finite.
+        """Forward, backward and update on one global batch. When anything was bad there is no update and no trace:
+        the same step may be computed again, bit for bit.
 
         Ids are needed where the first segment is. `asked_to_stop` speaks for this process.
         """
         self.model.train()
         self.optimizer.zero_grad()
+        self.watch.begin()
+        for method in self.methods:
+            method.mark()
         before = None if self.tracker is None else (self.tracker.su_DK.clone(), self.tracker.trace.clone())
         loss = self.runner.gradients(index, self._microbatches(ids_BW))
         outcome = self._outcome(loss, stop=asked_to_stop())
-        if outcome.culprit is None:
+        if outcome.fault is None:
+            self.watch.accept()
             self._update(outcome.grad_norm, lr)
-        elif self.tracker is not None and before is not None:
-            self.tracker.su_DK, self.tracker.trace = before  # a step that does not count leaves no trace
+            return outcome
+        for method in self.methods:
+            method.go_back()
+        if self.tracker is not None and before is not None:
+            self.tracker.su_DK, self.tracker.trace = before
         return outcome
 
     def _microbatches(self, ids_BW: Ids | None) -> tuple[Tensor, ...]:
@@ -161,6 +185,7 @@ class Engine:
         local = dict(zip(self.parameters, torch.stack(list(torch._foreach_norm(gradients))).tolist(), strict=True))
         received = {(part.boundary, part.forward): part for part in self.runner.received()}
         ends = [(boundary, forward) for boundary in range(len(self.methods)) for forward in (True, False)]
+        not_finite, absurd = self.watch.not_finite(), self.watch.absurd()
         waited = sum(part.waited_seconds for part in received.values())
         seconds = self.runner.seconds
         shared = iter(
@@ -169,6 +194,8 @@ class Engine:
                     *(local.get(name, 0.0) for name in self.names),
                     loss or 0.0,
                     float(stop),
+                    *(float(not_finite.get(end, 0)) for end in ends),
+                    *(float(absurd.get(end, 0)) for end in ends),
                     *(float(received[end].nbytes) if end in received else 0.0 for end in ends),
                     *(received[end].waited_seconds if end in received else 0.0 for end in ends),
                     *(seconds if rank == self.exchange.rank else 0.0 for rank in range(self.exchange.size)),
@@ -176,20 +203,20 @@ class Engine:
                 ]
             )
         )
-        norms = list(islice(shared, len(self.names)))
+        norms = dict(zip(self.names, islice(shared, len(self.names)), strict=True))
         total_loss, stops = next(shared), next(shared)
+        bad = [dict(zip(ends, islice(shared, len(ends)), strict=True)) for _ in range(2)]
         nbytes, waits = list(islice(shared, len(ends))), list(islice(shared, len(ends)))
         took, idle = list(islice(shared, self.exchange.size)), list(islice(shared, self.exchange.size))
-        bad = next((name for name, norm in zip(self.names, norms, strict=True) if not math.isfinite(norm)), None)
-        grad_norm = math.sqrt(math.fsum(norm * norm for norm in norms)) if bad is None else math.nan
+        fault = find_fault(bad[0], bad[1], total_loss, norms, homes=self.homes, segments=self.segment_of)
+        grad_norm = math.sqrt(math.fsum(norm * norm for norm in norms.values())) if fault is None else math.nan
         links = [
             LinkUse(boundary=end[0], forward=end[1], nbytes=int(count), waited_s=wait, mbps=count * 8e-6 / max(took))
             for end, count, wait in zip(ends, nbytes, waits, strict=True)
             if count
         ]
         busy = [1 - wait / whole for wait, whole in zip(idle, took, strict=True)] if links else []
-        culprit = bad if math.isfinite(total_loss) else "loss"
-        return StepOutcome(total_loss, grad_norm, culprit, stop=stops > 0, links=links, busy=busy)
+        return StepOutcome(total_loss, grad_norm, fault, stop=stops > 0, links=links, busy=busy)
 
     def _refuse_disagreement(self) -> None:
         hashes = self.model.space.hashes

@@ -151,6 +151,12 @@ class HubSupplies(Supplies):
     def asked_to_stop(self) -> bool:
         return self._stop.is_set()
 
+    def name_of(self, process: int) -> str:
+        return self._work.names[process]
+
+    def may_accuse(self, step: int) -> bool:
+        return len(self._work.names) > 1 and step not in self._work.removed_for
+
     def needed(self) -> Collection[Path]:
         return self._keeper.needed(self._folder / "checkpoints")
 

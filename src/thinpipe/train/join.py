@@ -25,10 +25,22 @@ from thinpipe.swarm.file_transfer import push
 from thinpipe.swarm.identity import Identity, accept_invite, load_identity
 from thinpipe.swarm.invite import Invite
 from thinpipe.swarm.line_test import measure_latency, measure_rates
-from thinpipe.swarm.messages import MOST_WORDS, Answer, Done, Give, Measure, NextRequest, Refused, Wait, Work
+from thinpipe.swarm.messages import (
+    MOST_WORDS,
+    Accusation,
+    Answer,
+    Done,
+    Give,
+    Measure,
+    NextRequest,
+    Refused,
+    Wait,
+    Work,
+)
 from thinpipe.swarm.reports import MachineReport
 from thinpipe.swarm.settings import JoinConfig
 from thinpipe.train.config import DataSection, JobSection, RunConfig
+from thinpipe.train.faults import PoisonedError
 from thinpipe.train.hub_supplies import HubSupplies
 from thinpipe.train.loop import Trainer
 from thinpipe.train.machine import measure_machine
@@ -80,6 +92,7 @@ class PeerProgram:
     def __init__(self, identity: Identity, folder: Path, config: JoinConfig, console: Console) -> None:
         self.identity, self.folder, self.config, self.console = identity, folder, config, console
         self.life, self.epoch, self.why = secrets.token_hex(8), 0, ""
+        self.accuses: Accusation | None = None
         self.report: MachineReport | None = None
         self.together: tuple[float, float] | None = None
         self.gave = ""
@@ -146,11 +159,12 @@ class PeerProgram:
             report=self.report,
             took_part_in=self.epoch,
             why=self.why[:MOST_WORDS],
+            accuses=self.accuses,
             together_bps=self.together,
             gave=self.gave,
         )
         data = post.request("next", msgspec.msgpack.encode(request), seconds=_ASK_SECONDS)
-        self.why, self.together = "", None
+        self.why, self.accuses, self.together = "", None, None
         self.last_answer = time.monotonic()
         answer: Answer = msgspec.msgpack.decode(data, type=Answer)
         return answer
@@ -221,6 +235,11 @@ class PeerProgram:
             with self._our_disk():
                 trainer = Trainer(config, group, supplies)
                 trainer.train()
+        except PoisonedError as error:
+            name = work.names[error.sender]
+            self.accuses = Accusation(name=name, step=error.step, what=error.what)
+            self.why = f"{name} was wrong twice in step {error.step}: {error.what}"
+            self._say(f"epoch {work.epoch} is over: {self.why}")
         except (ConnectionError, TimeoutError, dist.DistError) as error:  # also a hub that is frozen
             self.why = str(error)
             self._say(f"epoch {work.epoch} is over: {error}")

@@ -22,6 +22,7 @@ from thinpipe.core.events import (
     AnyEvent,
     BasisChanged,
     EventLog,
+    Retried,
     Saved,
     SaveFailed,
     Skipped,
@@ -35,7 +36,8 @@ from thinpipe.data import Cursor
 from thinpipe.models import ModelConfig
 from thinpipe.train.config import DataSection, JobSection, MetricsSection, RunConfig
 from thinpipe.train.console import Display, open_display
-from thinpipe.train.engine import Engine
+from thinpipe.train.engine import Engine, StepOutcome
+from thinpipe.train.faults import Fault, PoisonedError
 from thinpipe.train.feed import Feed
 from thinpipe.train.saving import Saver, agree
 from thinpipe.train.schedule import lr_factor
@@ -152,17 +154,11 @@ class Trainer:
         lr = self.config.optimizer.lr * lr_factor(
             self.finished_steps, self.config.training.steps, self.config.lr_scheduler
         )
-        outcome = self.engine.step(
-            self.finished_steps,
-            self.feed.batch(self.cursor),
-            lr,
-            asked_to_stop=lambda: stop.requested or self.supplies.asked_to_stop(),
-        )
+        outcome = self._compute(lr, stop)
         self.cursor = self.feed.following(self.cursor)
         self.finished_steps += 1
-        if outcome.culprit is not None:
-            loss = outcome.loss if math.isfinite(outcome.loss) else None
-            return Skipped(step=self.finished_steps, loss=loss, culprit=outcome.culprit), outcome.stop
+        if outcome.fault is not None:
+            return self._skipped(outcome, outcome.fault), outcome.stop
         seconds = time.monotonic() - started
         tokens = self.config.training.global_batch_size * self.config.training.seq_len
         step = Step(
@@ -177,6 +173,47 @@ class Trainer:
             busy=outcome.busy,
         )
         return step, outcome.stop
+
+    def _compute(self, lr: float, stop: StopRequest) -> StepOutcome:
+        """A step that went wrong has left no trace: it is tried again, until the same process is wrong again.
+
+        Raises PoisonedError where somebody can remove that process.
+        """
+        ids_BW, number, suspects = self.feed.batch(self.cursor), self.finished_steps + 1, set[int]()
+        while True:
+            outcome = self.engine.step(
+                self.finished_steps,
+                ids_BW,
+                lr,
+                asked_to_stop=lambda: stop.requested or self.supplies.asked_to_stop(),
+            )
+            fault = outcome.fault
+            if fault is None:
+                return outcome
+            if fault.sender in suspects:
+                if fault.boundary is not None and self.supplies.may_accuse(number):
+                    raise PoisonedError(number, fault)
+                return outcome
+            suspects.add(fault.sender)
+            self._tell(
+                Retried(
+                    step=number,
+                    culprit=fault.culprit,
+                    sender=self.supplies.name_of(fault.sender),
+                    boundary=fault.boundary,
+                    forward=fault.forward,
+                    reason=fault.reason,
+                )
+            )
+
+    def _skipped(self, outcome: StepOutcome, fault: Fault) -> Skipped:
+        return Skipped(
+            step=self.finished_steps,
+            loss=outcome.loss if math.isfinite(outcome.loss) else None,
+            culprit=fault.culprit,
+            sender=self.supplies.name_of(fault.sender),
+            reason=fault.reason,
+        )
 
     def _after_step(self) -> None:
         config, step = self.config, self.finished_steps

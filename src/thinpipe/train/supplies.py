@@ -34,6 +34,13 @@ class Supplies:
     def heard(self, event: AnyEvent) -> None:
         """After the console and the log."""
 
+    def name_of(self, process: int) -> str:
+        return f"process {process}"
+
+    def may_accuse(self, step: int) -> bool:  # noqa: ARG002
+        """There is somebody who can remove a process that is wrong twice in this step. Else it is skipped."""
+        return False
+
     def needed(self) -> Collection[Path]:
         """Checkpoints that must not be removed yet."""
         return ()

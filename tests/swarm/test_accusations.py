@@ -1,0 +1,44 @@
+"""Half of the others are enough to remove a peer, once for every step."""
+
+from thinpipe.swarm.accusations import Accusations
+from thinpipe.swarm.messages import Accusation
+
+NAMES = ["a", "b", "c", "d"]
+
+
+def of(name, step=7, what="state over boundary 1 is not finite"):
+    return Accusation(name=name, step=step, what=what)
+
+
+def test_half_of_the_others_must_say_the_same():
+    accusations = Accusations()
+    assert not accusations.give("a", of("d"), 1, NAMES)
+    assert not accusations.give("a", of("d"), 1, NAMES), "nobody counts twice"
+    assert not accusations.give("b", of("d", step=8), 1, NAMES), "another step is another thing"
+    assert accusations.steps == []
+    assert accusations.give("c", of("d"), 1, NAMES)
+    assert accusations.steps == [7]
+
+
+def test_of_two_the_other_is_believed():
+    assert Accusations().give("a", of("b"), 1, ["a", "b"])
+
+
+def test_what_one_says_of_itself_or_of_strangers_and_what_strangers_say_counts_for_nothing():
+    accusations = Accusations()
+    assert not accusations.give("d", of("d"), 1, ["c", "d"])
+    assert not accusations.give("x", of("d"), 1, ["c", "d"])
+    assert not accusations.give("c", of("x"), 1, ["c", "d"])
+
+
+def test_accusations_of_one_epoch_do_not_count_in_another():
+    accusations = Accusations()
+    accusations.give("a", of("d"), 1, NAMES)
+    assert not accusations.give("b", of("d"), 2, NAMES)
+
+
+def test_nobody_is_removed_for_the_same_step_again():
+    accusations = Accusations()
+    assert accusations.give("a", of("b"), 1, ["a", "b"])
+    assert not accusations.give("a", of("c"), 2, ["a", "c"])
+    assert accusations.give("a", of("c", step=8), 2, ["a", "c"])

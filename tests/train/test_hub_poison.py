@@ -1,0 +1,99 @@
+"""A peer that sends bad values: once, and the step is computed again; twice, and the others remove it."""
+
+import re
+import signal
+from contextlib import ExitStack
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from tests.train.hubs import begin_epoch, next_request, running_hub
+from tests.train.programs import files_of, invites_of, steps_of
+from tests.train.test_hub import start_hub
+from tests.train.test_loop import events, in_folder
+from thinpipe.bench.chaos_poison import LOG, TIMES, read_injections
+from thinpipe.core.config import dump_toml
+from thinpipe.core.events import Retried, Skipped
+from thinpipe.swarm.messages import Accusation, Answer
+from thinpipe.train.config import CheckpointSection, ParallelismSection
+from thinpipe.train.loop import Trainer
+
+STEPS = 150
+TIMES_OF = {"anna": 1, "bert": 1, "carl": 2, "dora": 2}
+
+
+@pytest.fixture
+def run_config(run_config):
+    """Three segments for four peers: one is a spare."""
+    return replace(
+        run_config,
+        training=replace(run_config.training, steps=STEPS),
+        parallelism=ParallelismSection(pipeline_parallel_microbatch_size=2),
+        checkpoint=CheckpointSection(interval=20, keep_latest_k=2),
+    )
+
+
+@pytest.mark.timeout(290)
+def test_a_peer_that_is_bad_once_stays_and_one_that_is_bad_twice_is_removed(run_config, programs, tmp_path):
+    Trainer(run_config).train()
+    hosted = in_folder(run_config, "hosted")
+    file = tmp_path / "run.toml"
+    file.write_text(dump_toml(hosted))
+    hub = start_hub(programs, file, 4, "--hub.patience-seconds", 2)
+    peers = {
+        name: programs(
+            name,
+            *("join", invite, "--folder", tmp_path / name, "--name", name),
+            module="thinpipe.bench.chaos_poison",
+            environment={LOG: str(tmp_path / f"{name}.log"), TIMES: str(times)},
+        )
+        for (name, times), invite in zip(TIMES_OF.items(), invites_of(hub), strict=True)
+    }
+    at_work = re.findall(r"(\w+): 1", hub.until(r"epoch 1: segments (.*);").group(1))
+    assert len(at_work) == 3
+    once = next(name for name in at_work if TIMES_OF[name] == 1)
+    twice = next(name for name in at_work if TIMES_OF[name] == 2)
+    hub.until(r"step: +10 ")
+    peers[once].process.send_signal(signal.SIGUSR1)
+    hub.until(rf"retried: (state|gradient) over boundary \d is not finite, from {once}")
+    peers[twice].process.send_signal(signal.SIGUSR1)
+    hub.until(rf"{twice} was removed by the others: what it sent was bad twice in step \d+: ")
+    assert peers[twice].finish() == 2
+    assert "the others have removed you from the run, for what you sent was bad twice" in peers[twice].printed
+    hub.until("epoch 2: ")
+    assert hub.finish() == 0, hub.printed
+    assert [peer.finish() for name, peer in peers.items() if name != twice] == [0, 0, 0]
+
+    injected = {name: [each.place for each in read_injections(tmp_path / f"{name}.log")] for name in peers}
+    assert {name: len(places) for name, places in injected.items() if places} == {once: 1, twice: 2}
+    told = [(event.step, event.boundary, event.forward, event.sender) for event in events(hosted, Retried)]
+    assert told == [(p.step, p.boundary, p.forward, n) for n in (once, twice) for p in injected[n][:1]]
+    assert events(hosted, Skipped) == []
+    assert {step.step for step in steps_of(hosted)} == set(range(1, STEPS + 1))
+    assert files_of(hosted, STEPS) == files_of(run_config, STEPS)
+
+
+def test_the_others_remove_who_they_accuse_and_hear_for_which_step(run_config):
+    """Peers driven by hand: who is not of the epoch, or accuses itself, is not believed; half of the others are."""
+    names = ("p0", "p1", "p2")
+    bad, other = (Accusation(name=name, step=7, what="state over boundary 0 is not finite") for name in ("p1", "p2"))
+    with running_hub(run_config, names, patience_seconds=0.5) as running, ExitStack() as posts:
+        first, second, third = (posts.enter_context(running.post(name)) for name in names)
+        assert [work.removed_for for work in begin_epoch(running, first, second, third)] == [[], [], []]
+        lie = third.ask("next", next_request(running, took_part_in=0, accuses=bad), seconds=30)
+        assert lie.result(30)
+        assert "p1" in running.hub.broker.peers, "who has not taken part cannot know"
+        asked = [
+            post.ask("next", next_request(running, took_part_in=1, accuses=each), seconds=60)
+            for post, each in ((second, bad), (first, bad), (third, other))
+        ]
+        work = msgspec.msgpack.decode(asked[1].result(60), type=Answer)
+        assert (work.epoch, sorted(work.names), work.removed_for) == (2, ["p0", "p2"], [7])
+        assert sorted(running.hub.broker.peers) == ["p0", "p2"]
+        assert any(
+            "p1 was removed by the others: what it sent was bad twice in step 7" in line for line in running.said
+        )
+        again = first.ask("next", next_request(running, took_part_in=2, accuses=other), seconds=60)
+        assert again.result(60)
+        assert "p2" in running.hub.broker.peers, "nobody is removed for the same step again"

@@ -1,0 +1,206 @@
+"""Bad values in messages: the sender is named, the step is computed again, and the run ends with the bits of another
+in which nothing happened."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tests.pipeline.cases import CASES, TOKENS, VOCABULARY, batch_size, config_of, digest
+from tests.reference.language import SyntheticLanguage
+from tests.train.poisoning import planned
+from tests.train.programs import files_of
+from tests.train.test_boundary_memories import few_samples  # noqa: F401  a fixture
+from tests.train.test_loop import events, in_folder
+from tests.train.test_processes import ENVIRONMENT, finish, placed
+from tests.transport.processes import free_port, group_environment
+from thinpipe.bench.chaos_poison import poison
+from thinpipe.boundary.settings import BoundarySection, Compression
+from thinpipe.checkpoint import memories
+from thinpipe.core.config import dump_toml
+from thinpipe.core.events import Retried, Skipped, Step
+from thinpipe.train.config import CheckpointSection, ParallelismSection
+from thinpipe.train.engine import Engine
+from thinpipe.train.loop import Trainer
+
+NAMED = {case.name: case for case in CASES}
+METHODS = {
+    "plain": BoundarySection(),
+    "int4": BoundarySection(forward="int4", backward="int4"),
+    "ef21": BoundarySection(
+        states=Compression(kind="topk", keep=0.3, memory="ef21"),
+        gradients=Compression(kind="quantise", bits=4, memory="ef"),
+    ),
+    "aqsgd": BoundarySection(states=Compression(kind="quantise", bits=2, memory="aqsgd")),
+    "mask": BoundarySection(
+        states=Compression(kind="topk", keep=0.3, memory="ef"), gradients=Compression(kind="topk", reuse_mask=True)
+    ),
+    "lowrank": BoundarySection(
+        states=Compression(kind="lowrank", rank=2), gradients=Compression(kind="lowrank", rank=2)
+    ),
+}
+
+
+@pytest.fixture
+def poisoned():
+    """Poisons this process by a plan, until the test ends."""
+    undo = []
+    yield lambda plan: undo.append(poison(planned(plan)))
+    for each in undo:
+        each()
+
+
+PLAN = [
+    [1, 0, True, 1, "nan"],
+    [2, 1, False, 1, "nan"],
+    [3, 1, True, 1, "inf"],
+    [6, 0, False, 1, "-inf"],
+    [7, 1, True, 1, 1e30],
+    [10, 0, False, 1, 1e12],
+]
+"""Around the changes of basis after steps 5 and 10, checkpoints and validations."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_disturbed_run_ends_with_the_bits_of_an_undisturbed_one(few_samples, name, poisoned):  # noqa: F811
+    config = replace(few_samples, boundary=METHODS[name], checkpoint=CheckpointSection(interval=6, keep_latest_k=0))
+    disturbed = in_folder(config, "disturbed")
+    Trainer(config).train()
+    poisoned(PLAN)
+    assert Trainer(disturbed).train() == "finished"
+    told = events(disturbed, Retried)
+    assert [(e.step, e.boundary, e.forward) for e in told] == [tuple(entry[:3]) for entry in PLAN]
+    assert {event.sender for event in told} == {"process 0"}
+    assert events(disturbed, Skipped) == []
+    assert [event.loss for event in events(disturbed, Step)] == [event.loss for event in events(config, Step)]
+    assert [files_of(disturbed, step) for step in (6, 12)] == [files_of(config, step) for step in (6, 12)]
+
+
+def start_poisoned(config, plan, rank):
+    """Two processes, of which one sends bad values."""
+    config.job.dump_folder.mkdir(parents=True)
+    file = config.job.dump_folder / "wanted.toml"
+    file.write_text(dump_toml(config))
+    port = free_port()
+    told = {"POISON": json.dumps(plan), "POISON_RANK": str(rank)}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.train.poisoning", "train", str(file)],
+            env={**ENVIRONMENT, **group_environment(each, 2, port=port), **told},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for each in range(2)
+    ]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", ["plain", "ef21", "aqsgd"])
+def test_two_processes_name_the_sender_and_end_with_the_bits_of_one(few_samples, name):  # noqa: F811
+    """Three segments: process 0 has two of them, so that boundary 0 is inside of it."""
+    config = replace(
+        few_samples,
+        boundary=METHODS[name],
+        parallelism=ParallelismSection(pipeline_parallel_microbatch_size=2),
+        checkpoint=CheckpointSection(interval=12),
+    )
+    alone = placed(config, 1, "alone")
+    Trainer(alone).train()
+    plans = {
+        0: [[2, 1, True, 1, "nan"], [5, 0, True, 1, "nan"], [8, 0, False, 1, 1e30], [9, 1, True, 1, 1e12]],
+        1: [[1, 1, False, 1, "nan"], [6, 1, False, 1, 1e30]],
+    }
+    for rank, plan in plans.items():
+        two = placed(config, 2, f"two-{rank}")
+        for code, printed in map(finish, start_poisoned(two, plan, rank)):
+            assert code == 0, printed
+        told = [(e.step, e.boundary, e.forward, e.sender) for e in events(two, Retried)]
+        assert told == [(*entry[:3], f"process {rank}") for entry in plan]
+        assert files_of(two, 12) == files_of(alone, 12)
+
+
+def test_one_that_is_bad_twice_is_skipped_and_named_and_three_end_the_run(run_config):
+    config = replace(run_config, parallelism=ParallelismSection(pipeline_parallel_microbatch_size=2))
+    two = placed(config, 2, "two")
+    plan = [[2, 1, True, 2, "nan"], *([step, 1, True, 2, "nan"] for step in (5, 6, 7))]
+    for code, printed in map(finish, start_poisoned(two, plan, 0)):
+        assert code == 1, printed
+        assert "skipped: state over boundary 1 is not finite, from process 0; no weight changed" in printed
+    assert [event.step for event in events(two, Skipped)] == [2, 5, 6, 7]
+
+
+@pytest.mark.parametrize("name", ["ef", "ef21", "ef21-mask", "aqsgd"])
+def test_memories_weights_and_moments_are_untouched(name, poisoned):
+    """Values that can be remembered: large, and not yet absurd enough for a float to notice."""
+    case, segments = NAMED[name], 3
+    config = config_of(case, segments, "GPipe")
+    engine = Engine(config, config.model.resolve(VOCABULARY))
+    language = SyntheticLanguage(VOCABULARY, seed=1)
+
+    def state():
+        kept = {
+            name: [digest(p), *map(digest, engine.optimizer.state[p].values())] for name, p in engine.parameters.items()
+        }
+        tracker = [digest(engine.tracker.su_DK), digest(engine.tracker.trace)] if engine.tracker else None
+        return (
+            kept,
+            tracker,
+            [
+                {name: digest(tensor) for name, tensor in part.items()}
+                for part in memories(engine.methods, engine.mine).values()
+            ],
+        )
+
+    poisoned([[step, 1, step % 2 == 0, 1, 1e15] for step in range(5, 9)])
+    for step in range(8):
+        ids = language.batch(step % 3, batch_size(segments), TOKENS).numpy()
+        before = state() if step else None
+        outcome = engine.step(step, ids, lr=3e-3)
+        assert (outcome.fault is not None) == (step >= 4)
+        if outcome.fault is not None:
+            assert (outcome.fault.boundary, outcome.fault.forward) == (1, step % 2 == 1)
+            assert state() == before
+            assert engine.step(step, ids, lr=3e-3).fault is None
+        assert state() != before
+
+
+def test_two_hundred_injections_of_any_kind_are_all_named(run_config, poisoned):
+    """At random places; no weight is ever bad, and the last ones are those of the undisturbed run."""
+    steps, dice = 200, random.Random(7)
+    config = replace(
+        run_config,
+        training=replace(run_config.training, steps=steps),
+        checkpoint=replace(run_config.checkpoint, interval=steps),
+    )
+    disturbed = in_folder(config, "disturbed")
+    Trainer(config).train()
+    kinds = ["nan", "inf", "-inf", 1e30, -1e30, 1e12]
+    plan = [
+        [step, dice.randrange(2), dice.random() < 0.5, 1, dice.choice(kinds if step > 3 else kinds[:5])]
+        for step in range(1, steps + 1)
+    ]
+    poisoned(plan)
+    assert Trainer(disturbed).train() == "finished"
+    told = [(e.step, e.boundary, e.forward) for e in events(disturbed, Retried)]
+    assert told == [tuple(entry[:3]) for entry in plan]
+    assert files_of(disturbed, steps) == files_of(config, steps)
+
+
+def test_a_long_clean_run_raises_no_alarm():
+    """CLEAN_STEPS=10000 is the full one: a third of them each with a plain method, low bits and a memory."""
+    steps = int(os.environ.get("CLEAN_STEPS", "2000")) // 3
+    for name in ("subspace-fp32", "subspace-int8-int4", "ef"):
+        case = next(case for case in CASES if case.name in (name, f"llama-{name}", f"llama-{name}-fp32"))
+        config = config_of(case, 2, "GPipe")
+        engine = Engine(config, config.model.resolve(VOCABULARY))
+        language = SyntheticLanguage(VOCABULARY, seed=1)
+        for step in range(steps):
+            ids = language.batch(step, batch_size(2), TOKENS).numpy()
+            assert engine.step(step, ids, lr=3e-3).fault is None, (name, step)
+            if engine.basis_is_due(step + 1):
+                engine.update_basis(ids)
