@@ -1,0 +1,138 @@
+"""Carries out faults with real signals and real cuts, and says how each is undone."""
+
+import contextlib
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from thinpipe.bench.chaos_bed import HUB, Bed
+from thinpipe.bench.chaos_config import Kind
+from thinpipe.bench.chaos_programs import Program
+from thinpipe.bench.chaos_schedule import Fault
+
+REFUSED = "refused"
+"""What the detail of a second hub that was turned away begins with."""
+
+
+class SkippedError(Exception):
+    """The fault cannot happen to this victim now."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What was done; `undo` returns what there is to say of it, and is called after the fault's seconds."""
+
+    undo: Callable[[], str]
+    detail: str = ""
+
+
+Carry = Callable[[Bed, Fault], Done]
+
+
+def carry_out(bed: Bed, fault: Fault) -> Done:
+    """Raises SkippedError."""
+    return FAULTS[fault.kind](bed, fault)
+
+
+def _running(bed: Bed, name: str) -> Program:
+    program = bed.programs[name]
+    if not program.running:
+        raise SkippedError(f"{name} does not run")
+    return program
+
+
+def _kill(bed: Bed, fault: Fault) -> Done:
+    _running(bed, fault.victim).kill()
+    return Done(lambda: _start_again(bed, fault.victim))
+
+
+def _start_again(bed: Bed, name: str) -> str:
+    if bed.programs[name].running:
+        return "runs already"
+    if name == HUB:
+        bed.start_hub()
+    else:
+        bed.start_peer(name)
+    return ""
+
+
+def _stop(bed: Bed, fault: Fault) -> Done:
+    program = _running(bed, fault.victim)
+    program.signal(signal.SIGSTOP)
+
+    def go_on() -> str:
+        if not program.running:
+            return "was killed meanwhile"
+        program.signal(signal.SIGCONT)
+        return ""
+
+    return Done(go_on)
+
+
+def _cut(bed: Bed, fault: Fault) -> Done:
+    networks, index = bed.networks, bed.index(fault.victim)
+    if networks is None:
+        raise SkippedError("there are no networks to cut")
+    networks.mend(index)  # it may be cut in another way
+    networks.cut(index, fault.kind)
+
+    def mend() -> str:
+        networks.mend(index)
+        return ""
+
+    return Done(mend)
+
+
+def _kill_hub(bed: Bed, _fault: Fault) -> Done:
+    for other in bed.others:  # a second hub that waits for the folder would be the first now
+        other.kill(with_children=True)
+    _running(bed, HUB).kill(with_children=True)
+    return Done(lambda: _start_again(bed, HUB))
+
+
+def _second_hub(bed: Bed, _fault: Fault) -> Done:
+    _running(bed, HUB)
+    second = bed.start_second_hub()
+
+    def look() -> str:
+        bed.others.remove(second)
+        if second.ended_by_us:
+            return "ended with the first"
+        if second.running:
+            second.kill(with_children=True)
+            return "NOT refused: it runs"
+        return f"{REFUSED}: {second.tail.strip()}" if second.process.returncode == 2 else f"ended: {second.tail}"
+
+    return Done(look)
+
+
+def _lose_layer(bed: Bed, fault: Fault) -> Done:
+    """Then somebody is killed, so that the layer is needed."""
+    commits = sorted((bed.dump_folder / "checkpoints").glob("step-*"))
+    layers = sorted(commits[-1].glob("*.safetensors")) if commits else []
+    if not layers:
+        raise SkippedError("there is no commit yet")
+    lost = random.Random(f"{fault.at}").choice(layers)
+    with contextlib.suppress(FileNotFoundError):  # an older commit that was removed just now
+        lost.unlink()
+    done = _kill(bed, fault)
+    return Done(done.undo, detail=f"{lost.parent.name}/{lost.name}")
+
+
+def _poison(bed: Bed, fault: Fault) -> Done:
+    _running(bed, fault.victim).signal(signal.SIGUSR1)
+    return Done(lambda: "")
+
+
+FAULTS: dict[Kind, Carry] = {
+    "kill": _kill,
+    "stop": _stop,
+    "cut": _cut,
+    "deaf": _cut,
+    "mute": _cut,
+    "hub": _kill_hub,
+    "second_hub": _second_hub,
+    "store": _lose_layer,
+    "poison": _poison,
+}
