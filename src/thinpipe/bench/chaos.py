@@ -8,12 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from thinpipe.bench import chaos_summary
+from thinpipe.bench import chaos_disk, chaos_networks, chaos_summary
 from thinpipe.bench.chaos_conduct import conduct
 from thinpipe.bench.chaos_config import ChaosConfig
 from thinpipe.bench.chaos_figure import draw
 from thinpipe.bench.chaos_log import Committed, read_log
-from thinpipe.bench.chaos_networks import missing
 from thinpipe.bench.chaos_results import Facts, SeedResult, judge
 from thinpipe.bench.chaos_truth import Truth
 from thinpipe.bench.provenance import plain_settings, versions
@@ -22,8 +21,7 @@ from thinpipe.core.errors import UserError
 
 def run(config: ChaosConfig) -> int:
     """Exit code 1 when anything was not as it must be; the page and standard error say what, and how to do it again."""
-    if not config.without_cuts and (why := missing()) is not None:
-        raise UserError(f"{why}. Or pass --without-cuts, and no line is cut")
+    _refuse_what_cannot_happen(config)
     _refuse_other_settings(config)
     conduct(config, _say)
     result = compare(config)
@@ -33,6 +31,13 @@ def run(config: ChaosConfig) -> int:
     if result.failures:
         _say(f"the same again: {config.command}")
     return 1 if result.failures else 0
+
+
+def _refuse_what_cannot_happen(config: ChaosConfig) -> None:
+    if not config.without_cuts and (why := chaos_networks.missing()) is not None:
+        raise UserError(f"{why}. Or pass --without-cuts, and no line is cut")
+    if "disk" in config.kinds and (why := chaos_disk.missing()) is not None:
+        raise UserError(f"{why}. Or leave `disk` out of --faults")
 
 
 def _refuse_other_settings(config: ChaosConfig) -> None:

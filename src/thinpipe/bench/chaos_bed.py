@@ -9,6 +9,7 @@ from typing import Self
 
 import psutil  # type: ignore[import-untyped]
 
+from thinpipe.bench import chaos_disk
 from thinpipe.bench.chaos_config import ChaosConfig
 from thinpipe.bench.chaos_model import hub_config, make_tokens
 from thinpipe.bench.chaos_networks import Networks
@@ -39,6 +40,11 @@ class Bed:
         with contextlib.ExitStack() as stack:
             if self.networks is not None:
                 stack.enter_context(self.networks)
+            if "disk" in self.config.kinds:
+                for folder in (self.dump_folder, *map(self.home, self.config.peers)):
+                    chaos_disk.mount(folder)
+                    chaos_disk.empty(folder)
+                    stack.callback(chaos_disk.unmount, folder)
             stack.callback(self._end_all)
             self._prepare()
             self._stack = stack.pop_all()

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from thinpipe.bench import chaos_disk
 from thinpipe.bench.chaos_bed import HUB, Bed
 from thinpipe.bench.chaos_config import Kind
 from thinpipe.bench.chaos_programs import Program
@@ -125,6 +126,17 @@ def _poison(bed: Bed, fault: Fault) -> Done:
     return Done(lambda: "")
 
 
+def _fill_disk(bed: Bed, fault: Fault) -> Done:
+    folder = bed.dump_folder if fault.victim == HUB else bed.home(fault.victim)
+    chaos_disk.fill(folder)
+
+    def empty() -> str:
+        chaos_disk.empty(folder)
+        return ""
+
+    return Done(empty)
+
+
 FAULTS: dict[Kind, Carry] = {
     "kill": _kill,
     "stop": _stop,
@@ -134,5 +146,6 @@ FAULTS: dict[Kind, Carry] = {
     "hub": _kill_hub,
     "second_hub": _second_hub,
     "store": _lose_layer,
+    "disk": _fill_disk,
     "poison": _poison,
 }

@@ -1,5 +1,7 @@
 """Draws a chaos run: steps over time with every fault, outage and commit. Needs matplotlib (the extra `report`)."""
 
+import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,12 +59,12 @@ def _draw_run(axes: "Axes", records: Sequence[AnyRecord]) -> dict[str, Any]:
         used["nothing computed"] = axes.axvspan(
             clock(outage.began_s), clock(outage.again_s), color=_OUTAGE_COLOUR, linewidth=0
         )
-    (used["steps"],) = axes.plot(*zip(*steps, strict=True), color=DENSE_COLOUR, linewidth=1.2)
-    commits = [r for r in records if isinstance(r, Committed)]
-    (used["commit"],) = axes.plot(
-        [clock(r.time_s) for r in commits], [r.step for r in commits], "_", color="#0b6e99", markersize=5, alpha=0.6
-    )
     highest = max(step for _, step in steps)
+    (used["steps"],) = axes.plot(*_with_gaps(steps), color=DENSE_COLOUR, linewidth=1.2)
+    commits = [clock(r.time_s) for r in records if isinstance(r, Committed)]
+    (used["commit"],) = axes.plot(
+        commits, [highest * 0.02] * len(commits), "|", color=COLOURS[2], markersize=6, markeredgewidth=0.8
+    )
     present = [kind for kind in KINDS if any(isinstance(r, Struck) and r.kind == kind for r in records)]
     for row, kind in enumerate(present):
         moments = [clock(r.time_s) for r in records if isinstance(r, Struck) and r.kind == kind and not r.skipped]
@@ -76,6 +78,18 @@ def _draw_run(axes: "Axes", records: Sequence[AnyRecord]) -> dict[str, Any]:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     return used
+
+
+def _with_gaps(steps: Sequence[tuple[float, int]]) -> tuple[list[float], list[float]]:
+    """Where a run went back there is no line."""
+    minutes, numbers = [steps[0][0]], [float(steps[0][1])]
+    for (_, before), (moment, number) in itertools.pairwise(steps):
+        if number <= before:
+            minutes.append(moment)
+            numbers.append(math.nan)
+        minutes.append(moment)
+        numbers.append(number)
+    return minutes, numbers
 
 
 def _is_step(record: AnyRecord) -> bool:

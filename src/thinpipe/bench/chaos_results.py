@@ -14,7 +14,7 @@ from thinpipe.bench.chaos_log import AnyRecord, Committed, Ended, Exited, Happen
 from thinpipe.bench.chaos_outages import Outage, find_outages
 from thinpipe.core.events import Started, Step
 
-WARM_SECONDS = 20.0
+WARM_SECONDS = 60.0
 """Of a process's life that do not count for its memory."""
 
 
@@ -50,6 +50,8 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     second_hubs_not_refused: list[str]
     executing_after: list[float]
     """Seconds, of every outage by a fault."""
+    executing_by_kind: dict[str, list[float]]
+    """The same by what the fault was; `several` when they came together."""
     past_after: list[float]
     noticed_after: list[float]
     unexplained: list[str]
@@ -130,6 +132,7 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
         second_hubs_refused=sum(detail.startswith(REFUSED) for detail in second),
         second_hubs_not_refused=[detail[:200] for detail in second if not detail.startswith(REFUSED)],
         executing_after=[outage.executing_after for outage in by_fault],
+        executing_by_kind=_by_kind(by_fault),
         past_after=[outage.past_after for outage in by_fault if outage.past_after is not None],
         noticed_after=[outage.noticed_after for outage in by_fault if outage.noticed_after is not None],
         unexplained=[_words(outage) for outage in outages if not outage.faults],
@@ -142,6 +145,14 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
         use=_use(records),
         problem=ended[-1].problem if ended else "it has not ended",
     )
+
+
+def _by_kind(outages: Sequence[Outage]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for outage in outages:
+        kind = outage.kinds[0] if len(outage.kinds) == 1 else "several"
+        found.setdefault(kind, []).append(outage.executing_after)
+    return found
 
 
 def _words(outage: Outage) -> str:

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,12 +19,23 @@ _WORTH_TELLING = re.compile(r"\S+ (is there|is lost|has left|was )|epoch \d+")
 _EVENTS: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
+class _Commit(msgspec.Struct):
+    """What we read of a line of the hub's list."""
+
+    step: int
+    files: dict[str, str]
+
+
 class Tail:
     """Whole lines that are appended to a file from now on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = path.stat().st_size if path.exists() else 0
+
+    @property
+    def exists(self) -> bool:
+        return self._path.exists()
 
     def lines(self) -> list[bytes]:
         if not self._path.exists():
@@ -46,6 +57,7 @@ class Watch:
         self._bed, self._tell, self._clock = bed, tell, clock
         self._events = Tail(bed.dump_folder / "events.jsonl")
         self._printed = Tail(bed.printed("hub"))
+        self._list = Tail(bed.dump_folder / "commits.jsonl")
         self._written: dict[int, int] = {}
         self._known = known
         self._exited: set[int] = set()
@@ -83,6 +95,17 @@ class Watch:
             self._tell(Happened(**self._now(), event=event))
 
     def _look_at_commits(self) -> None:
+        """The hub's own list, if it keeps one; otherwise its folders."""
+        for step, files in self._listed() if self._list.exists else self._found():
+            self._tell(Committed(**self._now(), step=step, files=files))
+            self.commits = max(self.commits, step)
+
+    def _listed(self) -> Iterator[tuple[int, dict[str, str]]]:
+        for line in self._list.lines():
+            commit = msgspec.json.decode(line, type=_Commit)
+            yield commit.step, commit.files
+
+    def _found(self) -> Iterator[tuple[int, dict[str, str]]]:
         """A commit that is written a second time is told a second time."""
         for path in sorted((self._bed.dump_folder / "checkpoints").glob("step-*")):
             step = int(path.name.removeprefix("step-"))
@@ -97,8 +120,7 @@ class Watch:
             first_look = step not in self._written
             self._written[step] = written
             if not (first_look and self._known.get(step) == files):
-                self._tell(Committed(**self._now(), step=step, files=files))
-            self.commits = max(self.commits, step)
+                yield step, files
 
     def _look_at_programs(self) -> None:
         for name, program in self._bed.programs.items():
