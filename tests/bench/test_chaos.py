@@ -9,9 +9,10 @@ import pytest
 
 from thinpipe.bench import chaos_networks
 from thinpipe.bench.chaos_config import KINDS, ChaosConfig
+from thinpipe.bench.chaos_judge import Facts, judge
 from thinpipe.bench.chaos_log import Begun, ChaosLog, Committed, Ended, Happened, Healed, Said, Struck, read_log
 from thinpipe.bench.chaos_outages import find_outages
-from thinpipe.bench.chaos_results import Facts, judge, percentile
+from thinpipe.bench.chaos_results import percentile
 from thinpipe.bench.chaos_schedule import HUB, MOST_AWAY, make_schedule
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Started, Step

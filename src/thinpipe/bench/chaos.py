@@ -12,8 +12,9 @@ from thinpipe.bench import chaos_disk, chaos_networks, chaos_summary
 from thinpipe.bench.chaos_conduct import conduct
 from thinpipe.bench.chaos_config import ChaosConfig
 from thinpipe.bench.chaos_figure import draw
+from thinpipe.bench.chaos_judge import Facts, judge
 from thinpipe.bench.chaos_log import Committed, read_log
-from thinpipe.bench.chaos_results import Facts, SeedResult, judge
+from thinpipe.bench.chaos_results import SeedResult
 from thinpipe.bench.chaos_truth import Truth
 from thinpipe.bench.provenance import plain_settings, versions
 from thinpipe.core.errors import UserError
