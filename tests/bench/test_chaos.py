@@ -55,6 +55,13 @@ def test_what_makes_no_sense_is_refused(wrong):
         ChaosConfig(**wrong)
 
 
+def test_a_failure_says_how_to_see_it_again():
+    config = ChaosConfig(seed=3, clean_seconds=20, faults=("kill", "hub"), without_cuts=True)
+    assert config.command == (
+        "thinpipe bench chaos --seed 3 --minutes 30 --faults kill hub --without-cuts --clean-seconds 20"
+    )
+
+
 def step(moment, number):
     event = Step(time_s=moment, step=number, loss=1.0, grad_norm=1.0, lr=0.1, tokens=1, seconds=1, tokens_per_second=1)
     return Happened(time_s=moment, clock_s=moment, event=event)

@@ -1,6 +1,6 @@
 """Settings of `thinpipe bench chaos`. No torch here, so that `--help` can show them at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -75,7 +75,11 @@ class ChaosConfig:
     @property
     def command(self) -> str:
         """That does it again."""
-        words = f"thinpipe bench chaos --seed {self.seed} --minutes {self.minutes:g}"
-        if self.faults != KINDS:
-            words += f" --faults {' '.join(self.faults)}"
-        return words + (" --without-cuts" if self.without_cuts else "")
+        words = [f"thinpipe bench chaos --seed {self.seed} --minutes {self.minutes:g}"]
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in ("seed", "minutes", "output") or value == each.default:
+                continue
+            text = " ".join(value) if isinstance(value, tuple) else "" if value is True else f"{value:g}"
+            words.append(f"--{each.name.replace('_', '-')} {text}".strip())
+        return " ".join(words)

@@ -14,6 +14,8 @@ from thinpipe.bench.chaos_schedule import Fault
 
 REFUSED = "refused"
 """What the detail of a second hub that was turned away begins with."""
+UNDECIDED = "ended before it was refused"
+"""Of a second hub that was too slow to be seen, or was killed with the first."""
 
 
 class SkippedError(Exception):
@@ -99,10 +101,10 @@ def _second_hub(bed: Bed, _fault: Fault) -> Done:
     def look() -> str:
         bed.others.remove(second)
         if second.ended_by_us:
-            return "ended with the first"
+            return UNDECIDED
         if second.running:
             second.kill(with_children=True)
-            return "NOT refused: it runs"
+            return f"it runs: {second.tail}" if second.printed else UNDECIDED
         return f"{REFUSED}: {second.tail.strip()}" if second.process.returncode == 2 else f"ended: {second.tail}"
 
     return Done(look)
@@ -122,7 +124,10 @@ def _lose_layer(bed: Bed, fault: Fault) -> Done:
 
 
 def _poison(bed: Bed, fault: Fault) -> Done:
-    _running(bed, fault.victim).signal(signal.SIGUSR1)
+    program = _running(bed, fault.victim)
+    if not program.catches(signal.SIGUSR1):
+        raise SkippedError(f"{fault.victim} cannot be poisoned: it has just begun, or this version does not know how")
+    program.signal(signal.SIGUSR1)
     return Done(lambda: "")
 
 

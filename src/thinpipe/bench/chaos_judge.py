@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from thinpipe.bench.chaos_config import ChaosConfig
-from thinpipe.bench.chaos_faults import REFUSED
+from thinpipe.bench.chaos_faults import REFUSED, UNDECIDED
 from thinpipe.bench.chaos_log import AnyRecord, Committed, Ended, Exited, Happened, Healed, Sampled, Struck
 from thinpipe.bench.chaos_outages import Outage, find_outages
 from thinpipe.bench.chaos_results import SeedResult, Usage
@@ -38,7 +38,7 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
     steps = [r.event for r in records if isinstance(r, Happened) and isinstance(r.event, Step)]
     outages = find_outages(records)
     by_fault = [outage for outage in outages if outage.faults]
-    second = [r.detail for r in healed if r.kind == "second_hub" and r.detail != "ended with the first"]
+    second = [r.detail for r in healed if r.kind == "second_hub" and r.detail != UNDECIDED]
     named, alarms = _poison(records, facts)
     counts = Counter(commit.step for commit in commits)
     ended = [r for r in records if isinstance(r, Ended)]

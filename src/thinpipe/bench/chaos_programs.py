@@ -2,12 +2,12 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 
 import psutil  # type: ignore[import-untyped]
 
@@ -66,9 +66,17 @@ class Program:
     def tail(self) -> str:
         return self.printed[-_TAIL_NBYTES:]
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
+
+    def catches(self, number: Signals) -> bool:
+        """Whether this signal would not simply end it."""
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{self.pid}/status").read_text()
+            (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+            return bool(int(caught, 16) >> (number - 1) & 1)
+        return False
 
     def kill(self, *, with_children: bool = False) -> None:
         """SIGKILL, as when the power fails."""

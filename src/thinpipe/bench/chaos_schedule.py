@@ -39,7 +39,7 @@ _SECONDS: dict[Kind, Callable[[random.Random], float]] = {
     "deaf": lambda draw: draw.uniform(5, 25),
     "mute": lambda draw: draw.uniform(5, 25),
     "hub": lambda _: 1.0,
-    "second_hub": lambda _: 20.0,
+    "second_hub": lambda _: 45.0,  # it has to load, and waits for the folder
     "store": lambda _: 4.0,
     "disk": lambda draw: draw.uniform(5, 15),
     "poison": lambda _: 0.0,
