@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MARKS = {
     "kill": ("x", "#c0392b", "SIGKILL of a peer"),
     "stop": ("s", COLOURS[0], "SIGSTOP, 5 to 60 s"),
-    "cut": ("|", COLOURS[1], "line cut both ways"),
+    "cut": ("d", COLOURS[1], "line cut both ways"),
     "deaf": ("v", COLOURS[1], "line cut, nothing in"),
     "mute": ("^", COLOURS[1], "line cut, nothing out"),
     "hub": ("X", "#000000", "SIGKILL of the hub"),
@@ -70,7 +70,7 @@ def _draw_run(axes: "Axes", records: Sequence[AnyRecord]) -> dict[str, Any]:
         moments = [clock(r.time_s) for r in records if isinstance(r, Struck) and r.kind == kind and not r.skipped]
         mark, colour, _ = MARKS[kind]
         height = highest * (1.06 + 0.06 * row)
-        (used[kind],) = axes.plot(moments, [height] * len(moments), mark, color=colour, markersize=5)
+        (used[kind],) = axes.plot(moments, [height] * len(moments), mark, color=colour, markersize=6)
     axes.set_ylim(0, highest * (1.1 + 0.06 * len(present)))
     axes.set_xlim(0, max(moment for moment, _ in steps))
     axes.set_ylabel("step")

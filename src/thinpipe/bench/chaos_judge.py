@@ -11,7 +11,7 @@ from thinpipe.bench.chaos_config import ChaosConfig
 from thinpipe.bench.chaos_faults import REFUSED, UNDECIDED
 from thinpipe.bench.chaos_log import AnyRecord, Committed, Ended, Exited, Happened, Healed, Sampled, Struck
 from thinpipe.bench.chaos_outages import Outage, find_outages
-from thinpipe.bench.chaos_results import SeedResult, Usage
+from thinpipe.bench.chaos_results import SEVERAL, SeedResult, Usage
 from thinpipe.core.events import Started, Step
 
 WARM_SECONDS = 60.0
@@ -81,7 +81,7 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
 def _by_kind(outages: Sequence[Outage]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for outage in outages:
-        kind = outage.kinds[0] if len(outage.kinds) == 1 else "several"
+        kind = outage.kinds[0] if len(outage.kinds) == 1 else SEVERAL
         found.setdefault(kind, []).append(outage.executing_after)
     return found
 

@@ -1,6 +1,7 @@
 """Programs of a chaos run: started here or in a network of their own, and what they print, need and are worth."""
 
 import contextlib
+import ctypes
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from signal import Signals
 import psutil  # type: ignore[import-untyped]
 
 _TAIL_NBYTES = 3000
+_SET_PARENT_DEATH_SIGNAL = 1
+_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,12 @@ class Use:
 
     rss_nbytes: int
     handles: int
+
+
+def _die_with_us() -> None:
+    """In the child, before its program: should we be killed, nobody may go on and hold the folders."""
+    assert _LIBRARY is not None
+    _LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, Signals.SIGKILL)
 
 
 class Program:
@@ -45,6 +54,7 @@ class Program:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 process_group=0,
+                preexec_fn=_die_with_us if sys.platform == "linux" else None,
             )
 
     @property

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+SEVERAL = "several"
+"""The kind of an outage in which more than one fault happened."""
+
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Of the longest life of a program."""

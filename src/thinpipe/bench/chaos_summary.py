@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from thinpipe.bench.chaos_config import KINDS
-from thinpipe.bench.chaos_results import SeedResult, percentile
+from thinpipe.bench.chaos_results import SEVERAL, SeedResult, percentile
 
 MIB = 2**20
 TARGET_SECONDS = 15.0
@@ -86,15 +86,24 @@ def _recovery(results: Sequence[SeedResult]) -> str:
     lines.append(_row(["outages", *map(str, counts), str(sum(counts))]))
     kept = [f"{result.throughput_kept:.0%}" for result in results]
     lines.append(_row(["throughput kept", *kept, f"{_kept(results):.0%}"]))
-    every = [value for result in results for value in result.executing_after]
-    reached = "met" if percentile(every, 95) <= TARGET_SECONDS else "not met"
-    for kind in (*KINDS, "several"):
+    alone = [
+        value
+        for result in results
+        for kind, values in result.executing_by_kind.items()
+        if kind != SEVERAL
+        for value in values
+    ]
+    reached = "met" if percentile(alone, 95) <= TARGET_SECONDS else "not met"
+    for kind in (*KINDS, SEVERAL):
         of_kind = [value for result in results for value in result.executing_by_kind.get(kind, [])]
         if of_kind:
             each = [result.executing_by_kind.get(kind, []) for result in results]
             cells = [_both(values) for values in (*each, of_kind)]
             lines.append(_row([f"executing again after {kind}, p50 / p95", *cells]))
-    return "\n".join(lines) + f"\n\nTarget for p95 of executing again: {TARGET_SECONDS:g} s, {reached}."
+    return "\n".join(lines) + (
+        f"\n\nTarget: executing again within {TARGET_SECONDS:g} s, p95, of one fault at a time (a spare is there): "
+        f"{percentile(alone, 95):.1f} s, {reached}."
+    )
 
 
 def _both(values: Sequence[float]) -> str:
