@@ -13,6 +13,7 @@ from thinpipe.bench import chaos_disk
 from thinpipe.bench.chaos_config import ChaosConfig
 from thinpipe.bench.chaos_model import hub_config, make_tokens
 from thinpipe.bench.chaos_networks import Networks
+from thinpipe.bench.chaos_outages import members_in
 from thinpipe.bench.chaos_programs import Program, descendants
 from thinpipe.core.config import dump_toml
 from thinpipe.core.errors import UserError
@@ -110,6 +111,10 @@ class Bed:
 
     def printed(self, name: str) -> Path:
         return self.folder / "printed" / f"{name}.out"
+
+    def members(self) -> list[str]:
+        """Who computes, by the hub's last word; none if it has not spoken since it was started."""
+        return members_in(self.programs[HUB].printed)
 
     def index(self, peer: str) -> int:
         return self.config.peers.index(peer)

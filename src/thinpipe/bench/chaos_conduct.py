@@ -4,6 +4,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from thinpipe.bench.chaos_bed import Bed
@@ -108,6 +109,8 @@ class _Conductor:
         except SkippedError as error:
             self._log.write(Struck(**self._now(), **what, skipped=str(error)))
             return
+        fault = replace(fault, victim=done.victim or fault.victim)
+        what["victim"] = fault.victim
         self._log.write(Struck(**self._now(), **what, detail=done.detail))
         self._say(f"{self._clock():6.1f} s: {fault.kind} {fault.victim}, {fault.seconds:.1f} s {done.detail}")
         self._at(self._clock() + fault.seconds, lambda: self._heal(fault, done))

@@ -4,7 +4,7 @@ import contextlib
 import random
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from thinpipe.bench import chaos_disk
 from thinpipe.bench.chaos_bed import HUB, Bed
@@ -28,6 +28,8 @@ class Done:
 
     undo: Callable[[], str]
     detail: str = ""
+    victim: str | None = None
+    """If it was another than the schedule's."""
 
 
 Carry = Callable[[Bed, Fault], Done]
@@ -43,6 +45,12 @@ def _running(bed: Bed, name: str) -> Program:
     if not program.running:
         raise SkippedError(f"{name} does not run")
     return program
+
+
+def _computing(bed: Bed, wanted: str) -> str:
+    """Itself, or in its stead one who belongs to the epoch: a spare sends nothing and needs nothing."""
+    members = bed.members()
+    return wanted if wanted in members or not members else members[bed.index(wanted) % len(members)]
 
 
 def _kill(bed: Bed, fault: Fault) -> Done:
@@ -119,16 +127,18 @@ def _lose_layer(bed: Bed, fault: Fault) -> Done:
     lost = random.Random(f"{fault.at}").choice(layers)
     with contextlib.suppress(FileNotFoundError):  # an older commit that was removed just now
         lost.unlink()
-    done = _kill(bed, fault)
-    return Done(done.undo, detail=f"{lost.parent.name}/{lost.name}")
+    victim = _computing(bed, fault.victim)
+    done = _kill(bed, replace(fault, victim=victim))
+    return Done(done.undo, detail=f"{lost.parent.name}/{lost.name}", victim=victim)
 
 
 def _poison(bed: Bed, fault: Fault) -> Done:
-    program = _running(bed, fault.victim)
+    victim = _computing(bed, fault.victim)
+    program = _running(bed, victim)
     if not program.catches(signal.SIGUSR1):
-        raise SkippedError(f"{fault.victim} cannot be poisoned: it has just begun, or this version does not know how")
+        raise SkippedError(f"{victim} cannot be poisoned: it has just begun, or this version does not know how")
     program.signal(signal.SIGUSR1)
-    return Done(lambda: "")
+    return Done(lambda: "", victim=victim)
 
 
 def _fill_disk(bed: Bed, fault: Fault) -> Done:

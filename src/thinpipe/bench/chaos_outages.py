@@ -15,7 +15,7 @@ from thinpipe.core.events import Started, Step
 HUB = "hub"
 MOST_LATE_SECONDS = 5.0
 """Steps that were under way may still be told for so long after a fault that ends their epoch."""
-_EPOCH = re.compile(r"epoch (\d+): segments (.*?);")
+_EPOCH = re.compile(r"^epoch (\d+): segments (.*?);", re.M)
 _OVER = re.compile(r"epoch (\d+) is over: (.*)")
 
 
@@ -107,6 +107,10 @@ def _outage(records: Sequence[AnyRecord], before: float, after: float, past: flo
 
 def _members_at(records: Sequence[AnyRecord], moment: float) -> set[str]:
     """Who computed when this step was told."""
-    told = [r.text for r in records if isinstance(r, Said) and r.time_s <= moment + 0.5 and _EPOCH.match(r.text)]
-    found = _EPOCH.match(told[-1]) if told else None
-    return {part.split(":")[0].strip() for part in found[2].split(",")} if found else set()
+    return set(members_in("\n".join(r.text for r in records if isinstance(r, Said) and r.time_s <= moment + 0.5)))
+
+
+def members_in(printed: str) -> list[str]:
+    """Of the newest epoch in what a hub has printed."""
+    found = _EPOCH.findall(printed)
+    return [part.split(":")[0].strip() for part in found[-1][1].split(",")] if found else []
