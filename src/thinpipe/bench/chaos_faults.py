@@ -14,6 +14,7 @@ from thinpipe.bench.chaos_schedule import Fault
 
 REFUSED = "refused"
 """What the detail of a second hub that was turned away begins with."""
+_IN_USE = "in use by another hub"
 UNDECIDED = "ended before it was refused"
 """Of a second hub that was too slow to be seen, or was killed with the first."""
 
@@ -108,12 +109,11 @@ def _second_hub(bed: Bed, _fault: Fault) -> Done:
 
     def look() -> str:
         bed.others.remove(second)
-        if second.ended_by_us:
-            return UNDECIDED
-        if second.running:
-            second.kill(with_children=True)
-            return f"it runs: {second.tail}" if second.printed else UNDECIDED
-        return f"{REFUSED}: {second.tail.strip()}" if second.process.returncode == 2 else f"ended: {second.tail}"
+        said, by_itself = second.printed, not second.running and not second.ended_by_us
+        second.kill(with_children=True)
+        if _IN_USE in said:
+            return f"{REFUSED}: {said.strip()}"
+        return f"it was not: {second.tail}" if said or by_itself else UNDECIDED
 
     return Done(look)
 
