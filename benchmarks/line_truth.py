@@ -17,8 +17,8 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from tests.transport.lab import Lab, missing
 from tests.transport.processes import free_port, group_environment
+from thinpipe.bench.lab import Lab, missing
 from thinpipe.boundary.settings import BoundarySection
 from thinpipe.core.config import dump_toml
 from thinpipe.core.events import Step, read_events

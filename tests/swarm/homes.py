@@ -1,7 +1,7 @@
 """A hub and homes on an internet of the kernel's own: lines with rates, and routers that let nobody in.
 
     hub                        internet                    router                      PC
-    eth0 203.0.113.1 ─ line ─ (tests/transport/lab.py) ─ line ─ eth0 203.0.113.3 ─ nat ─ lan0 ─ eth0 192.168.1.2
+    eth0 203.0.113.1 ─ line ─ (bench/lab.py) ─ line ─ eth0 203.0.113.3 ─ nat ─ lan0 ─ eth0 192.168.1.2
                                                        └ line ─ eth0 203.0.113.2 (a PC without a router)
 
 Behind a router all PCs have the same private address, as in most homes. Linux and root only; nothing stays behind.
@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.transport import lab, namespaces
-from tests.transport.namespaces import run
+from thinpipe.bench import lab, namespaces
+from thinpipe.bench.namespaces import run
 
 _NETWORK, _PRIVATE_NETWORK = "203.0.113", "192.168.1"
 _ROUTER_RULES = """

@@ -15,8 +15,8 @@ import pytest
 from tests.swarm import homes
 from tests.swarm.brokers import running_broker
 from tests.swarm.homes import Homes, Line, capture, frames
-from tests.transport.namespaces import run
 from tests.transport.nats_peers import hub_services
+from thinpipe.bench.namespaces import run
 
 _MISSING = homes.missing()
 pytestmark = [pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING)), pytest.mark.timeout(60)]

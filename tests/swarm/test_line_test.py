@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from tests.swarm.brokers import running_broker
-from tests.transport import lab
 from tests.transport.nats_peers import address, hub_services
+from thinpipe.bench import lab
 from thinpipe.core.errors import UserError
 from thinpipe.swarm.line_test import MOST_NBYTES, Probe, line_service, measure_latency, measure_rates
 from thinpipe.swarm.reports import MachineReport, ProcessorReport

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tests.transport import lab
 from tests.transport.processes import group_environment, results, start
+from thinpipe.bench import lab
 from thinpipe.transport.framing import wire_nbytes
 
 _MISSING = lab.missing()

@@ -7,6 +7,7 @@ The function is named by text and imported only when its verb runs.
 from dataclasses import dataclass
 from typing import Any
 
+from thinpipe.bench.chaos_config import ChaosConfig
 from thinpipe.bench.links_config import LinksConfig
 from thinpipe.bench.step_config import StepConfig
 from thinpipe.cli.settings import EvalConfig, ExportConfig, GenerateConfig, ImportConfig, ReportConfig
@@ -42,6 +43,7 @@ VERBS: dict[str, Verb] = {
     "import": Verb(ImportConfig, "thinpipe.cli.import_:run"),
     "bench step": Verb(StepConfig, "thinpipe.bench.step:run"),
     "bench links": Verb(LinksConfig, "thinpipe.bench.links:run"),
+    "bench chaos": Verb(ChaosConfig, "thinpipe.bench.chaos:run"),
 }
 
 GROUPS: dict[str, str] = {

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.transport import namespaces
-from tests.transport.namespaces import run
+from thinpipe.bench import namespaces
+from thinpipe.bench.namespaces import run
 from thinpipe.core.units import parse_duration, parse_rate
 
 _PREFIX = "thinpipe-lab"

@@ -1,0 +1,102 @@
+"""`thinpipe bench chaos`: lets the faults happen, computes the undisturbed run, compares, and writes what came out."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from thinpipe.bench import chaos_disk, chaos_networks, chaos_summary
+from thinpipe.bench.chaos_conduct import conduct
+from thinpipe.bench.chaos_config import ChaosConfig
+from thinpipe.bench.chaos_figure import draw
+from thinpipe.bench.chaos_judge import Facts, judge
+from thinpipe.bench.chaos_log import Committed, read_log
+from thinpipe.bench.chaos_results import SeedResult
+from thinpipe.bench.chaos_truth import Truth
+from thinpipe.bench.provenance import plain_settings, versions
+from thinpipe.core.errors import UserError
+
+
+def run(config: ChaosConfig) -> int:
+    """Exit code 1 when anything was not as it must be; the page and standard error say what, and how to do it again."""
+    _refuse_what_cannot_happen(config)
+    _refuse_other_settings(config)
+    conduct(config, _say)
+    result = compare(config)
+    print(write_results(config))
+    for failure in result.failures:
+        _say(f"seed {config.seed} failed: {failure}")
+    if result.failures:
+        _say(f"the same again: {config.command}")
+    return 1 if result.failures else 0
+
+
+def _refuse_what_cannot_happen(config: ChaosConfig) -> None:
+    if not config.without_cuts and (why := chaos_networks.missing()) is not None:
+        raise UserError(f"{why}. Or pass --without-cuts, and no line is cut")
+    if "disk" in config.kinds and (why := chaos_disk.missing()) is not None:
+        raise UserError(f"{why}. Or leave `disk` out of --faults")
+
+
+def _refuse_other_settings(config: ChaosConfig) -> None:
+    """A seed's folder belongs to the settings it was begun with."""
+    config.folder.mkdir(parents=True, exist_ok=True)
+    file, settings = config.folder / "settings.json", json.loads(json.dumps(plain_settings(config)))
+    del settings["output"]
+    if file.exists() and (before := json.loads(file.read_text())) != settings:
+        changed = [name for name in settings if settings[name] != before.get(name)]
+        raise UserError(
+            f"{config.folder} was begun with other settings ({', '.join(changed)}): "
+            "give the same ones, or another --output or --seed"
+        )
+    file.write_text(json.dumps(settings) + "\n")
+
+
+def compare(config: ChaosConfig) -> SeedResult:
+    """With the undisturbed run, as far as that has to be computed. Kept in the folder of the seed."""
+    records = list(read_log(config.folder / "log.jsonl"))
+    truth = Truth(config)
+    truth.compute(max((record.step for record in records if isinstance(record, Committed)), default=0), _say)
+    facts = Facts(commits=truth.commits, steps=truth.steps, poisoned=_poisoned(config))
+    result = judge(config, records, facts)
+    (config.folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    return result
+
+
+def _poisoned(config: ChaosConfig) -> list[tuple[str, int]]:
+    found = []
+    for peer in config.peers:
+        path = config.folder / f"poison-{peer}.jsonl"
+        for line in path.read_bytes().splitlines() if path.exists() else []:
+            found.append((peer, int(json.loads(line)["place"]["step"])))
+    return found
+
+
+def write_results(config: ChaosConfig) -> str:
+    """chaos.json, chaos.md and the figure, of all seeds that are there; returns the page."""
+    folders = sorted(path.parent for path in config.output.glob("seed-*/result.json"))
+    results = [msgspec.json.decode((folder / "result.json").read_bytes(), type=SeedResult) for folder in folders]
+    facts = {**versions(), "cores": os.cpu_count() or 0}
+    text = ", ".join(f"{name} {value}" for name, value in facts.items())
+    setting = (
+        f"{config.stages} stages and {config.spares} spare, one thread per process; a commit every "
+        f"{config.steps_per_commit} steps; lost after {config.lost_after_seconds:g} s."
+    )
+    page = chaos_summary.page(results, f"{text}; {setting}")
+    (config.output / "chaos.md").write_text(page, encoding="utf-8")
+    whole = {"bench": "chaos", "config": plain_settings(config), "versions": facts}
+    seeds = [msgspec.to_builtins(result) | {"throughput_kept": result.throughput_kept} for result in results]
+    (config.output / "chaos.json").write_text(json.dumps(whole | {"seeds": seeds}) + "\n", encoding="utf-8")
+    _draw([(result.seed, folder) for result, folder in zip(results, folders, strict=True)], config.output / "chaos.png")
+    return page
+
+
+def _draw(seeds: list[tuple[int, Path]], path: Path) -> None:
+    draw([(seed, list(read_log(folder / "log.jsonl"))) for seed, folder in seeds], path)
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,160 @@
+"""Judges a chaos run from its log and the undisturbed run: by hashes and by what the hub wrote. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from thinpipe.bench.chaos_config import ChaosConfig
+from thinpipe.bench.chaos_faults import REFUSED, UNDECIDED
+from thinpipe.bench.chaos_log import AnyRecord, Committed, Ended, Exited, Happened, Healed, Sampled, Struck
+from thinpipe.bench.chaos_outages import Outage, find_outages
+from thinpipe.bench.chaos_results import SEVERAL, SeedResult, Usage
+from thinpipe.core.events import Started, Step
+
+WARM_SECONDS = 60.0
+"""Of a process's life that do not count for its memory."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is not in the log."""
+
+    commits: Mapping[int, Mapping[str, str]]
+    """Of the undisturbed run: sha256 by file."""
+    steps: Mapping[int, tuple[float, float]]
+    """Likewise: loss and norm of the gradient."""
+    poisoned: Sequence[tuple[str, int]] = ()
+    """Who sent a bad message in which step."""
+
+
+def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> SeedResult:
+    struck = [r for r in records if isinstance(r, Struck)]
+    done = [r for r in struck if not r.skipped]
+    healed = [r for r in records if isinstance(r, Healed)]
+    commits = [r for r in records if isinstance(r, Committed)]
+    steps = [r.event for r in records if isinstance(r, Happened) and isinstance(r.event, Step)]
+    outages = find_outages(records)
+    by_fault = [outage for outage in outages if outage.faults]
+    second = [r.detail for r in healed if r.kind == "second_hub" and r.detail != UNDECIDED]
+    named, alarms = _poison(records, facts)
+    counts = Counter(commit.step for commit in commits)
+    ended = [r for r in records if isinstance(r, Ended)]
+    return SeedResult(
+        seed=config.seed,
+        minutes=config.minutes,
+        command=config.command,
+        faults=dict(Counter(r.kind for r in done)),
+        skipped=len(struck) - len(done),
+        zombie_returns=_zombies(config, done, healed),
+        commits=len(counts),
+        commits_unequal=[commit.step for commit in commits if facts.commits.get(commit.step) != commit.files],
+        commits_lost=_lost(records),
+        commits_doubled=[step for step, count in counts.items() if count > 1],
+        steps_executed=len(steps),
+        steps_unequal=[
+            step.step
+            for step in steps
+            if step.step in facts.steps and facts.steps[step.step] != (step.loss, step.grad_norm)
+        ],
+        steps_skipped=_events(records, "skipped"),
+        second_hubs_refused=sum(detail.startswith(REFUSED) for detail in second),
+        second_hubs_not_refused=[detail[:200] for detail in second if not detail.startswith(REFUSED)],
+        executing_after=[outage.executing_after for outage in by_fault],
+        executing_by_kind=_by_kind(by_fault),
+        past_after=[outage.past_after for outage in by_fault if outage.past_after is not None],
+        noticed_after=[outage.noticed_after for outage in by_fault if outage.noticed_after is not None],
+        unexplained=[_words(outage) for outage in outages if not outage.faults],
+        exits=[f"{r.who} with {r.code}: {r.tail[-200:]}" for r in records if isinstance(r, Exited)],
+        clean_steps_per_second=_rate(records, 0.0, config.clean_seconds),
+        steps_per_second=_rate(records, config.clean_seconds, 60 * config.minutes),
+        poisoned=len(facts.poisoned),
+        poisoned_named=named,
+        false_alarms=alarms,
+        use=_use(records),
+        problem=ended[-1].problem if ended else "it has not ended",
+    )
+
+
+def _by_kind(outages: Sequence[Outage]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for outage in outages:
+        kind = outage.kinds[0] if len(outage.kinds) == 1 else SEVERAL
+        found.setdefault(kind, []).append(outage.executing_after)
+    return found
+
+
+def _words(outage: Outage) -> str:
+    back = "".join(f"; {r.victim} had come back from {r.kind}" for r in outage.returns)
+    return f"{outage.why or 'the hub said nothing'}{back}"
+
+
+def _zombies(config: ChaosConfig, done: Sequence[Struck], healed: Sequence[Healed]) -> int:
+    """Those who were stopped, or cut off, for longer than it takes to be lost, and came back alive."""
+    return sum(
+        not r.detail and any(_longer(config, fault, r) for fault in done if fault.victim == r.victim) for r in healed
+    )
+
+
+def _longer(config: ChaosConfig, fault: Struck, back: Healed) -> bool:
+    same = fault.kind == back.kind and fault.kind in ("stop", "cut", "deaf", "mute")
+    return same and abs(fault.clock_s + fault.seconds - back.clock_s) < 1 and fault.seconds > config.lost_after_seconds
+
+
+def _lost(records: Sequence[AnyRecord]) -> list[int]:
+    newest, lost = 0, []
+    for record in records:
+        if isinstance(record, Committed):
+            newest = max(newest, record.step)
+        elif isinstance(record, Happened) and isinstance(record.event, Started) and record.event.step < newest:
+            lost.append(newest)
+    return lost
+
+
+def _rate(records: Sequence[AnyRecord], begin: float, end: float) -> float:
+    """Steps beyond all before, in a second of the clock."""
+    reached = [(r.clock_s, r.event.step) for r in records if isinstance(r, Happened) and isinstance(r.event, Step)]
+    first = max((step for clock, step in reached if clock <= begin), default=0)
+    last = max((step for clock, step in reached if clock <= end), default=0)
+    return (last - first) / (end - begin)
+
+
+def _events(records: Sequence[AnyRecord], tag: str) -> int:
+    return sum(isinstance(r, Happened) and _plain(r)["event"] == tag for r in records)
+
+
+def _plain(record: Happened) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(record.event)
+    return plain
+
+
+def _poison(records: Sequence[AnyRecord], facts: Facts) -> tuple[int, int]:
+    """How many bad messages were laid at the door of who sent them; and blame that nobody has earned."""
+    told = [_plain(r) for r in records if isinstance(r, Happened)]
+    blamed = [(event["sender"], event["step"]) for event in told if event["event"] in ("retried", "skipped")]
+    return sum(each in blamed for each in facts.poisoned), sum(each not in facts.poisoned for each in blamed)
+
+
+def _use(records: Sequence[AnyRecord]) -> list[Usage]:
+    lives: dict[tuple[str, int], list[Sampled]] = {}
+    for record in records:
+        if isinstance(record, Sampled):
+            lives.setdefault((record.who, record.pid), []).append(record)
+    found: dict[str, Usage] = {}
+    for (who, _), samples in lives.items():
+        warm = [sample for sample in samples if sample.time_s >= samples[0].time_s + WARM_SECONDS]
+        if len(warm) < 2:
+            continue
+        usage = Usage(
+            who=who,
+            minutes=(warm[-1].time_s - warm[0].time_s) / 60,
+            first_rss_nbytes=warm[0].rss_nbytes,
+            last_rss_nbytes=warm[-1].rss_nbytes,
+            first_handles=warm[0].handles,
+            last_handles=warm[-1].handles,
+        )
+        if who not in found or usage.minutes > found[who].minutes:
+            found[who] = usage
+    return list(found.values())

@@ -1,0 +1,135 @@
+"""Looks at a chaos run while it goes on: events and commits that the hub writes, programs that ended, what they use."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from thinpipe.bench.chaos_bed import Bed
+from thinpipe.bench.chaos_log import AnyRecord, Committed, Exited, Happened, Said, Sampled
+from thinpipe.bench.chaos_programs import use_of
+from thinpipe.checkpoint import Manifest
+from thinpipe.checkpoint.folder import MANIFEST
+from thinpipe.core.events import AnyEvent, Step
+
+SAMPLE_SECONDS = 5.0
+_WORTH_TELLING = re.compile(r"\S+ (is there|is lost|has left|was )|epoch \d+")
+_EVENTS: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+class _Commit(msgspec.Struct):
+    """What we read of a line of the hub's list."""
+
+    step: int
+    files: dict[str, str]
+
+
+class Tail:
+    """Whole lines that are appended to a file from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    @property
+    def exists(self) -> bool:
+        return self._path.exists()
+
+    def lines(self) -> list[bytes]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._offset += len(whole) + len(newline)
+        return whole.splitlines()
+
+
+class Watch:
+    """`look` as often as possible; all that is new goes to `tell`. `clock` says the seconds of the run."""
+
+    def __init__(
+        self, bed: Bed, tell: Callable[[AnyRecord], None], clock: Callable[[], float], known: dict[int, dict[str, str]]
+    ) -> None:
+        """`known`: commits that are in the log already."""
+        self._bed, self._tell, self._clock = bed, tell, clock
+        self._events = Tail(bed.dump_folder / "events.jsonl")
+        self._printed = Tail(bed.printed("hub"))
+        self._list = Tail(bed.dump_folder / "commits.jsonl")
+        self._written: dict[int, int] = {}
+        self._known = known
+        self._exited: set[int] = set()
+        self._sampled = 0.0
+        self.steps = 0
+        """Highest that was seen."""
+        self.executed = 0
+        """Seen since this watch began."""
+        self.commits = max(known, default=0)
+        """The newest."""
+
+    def look(self) -> None:
+        for line in self._printed.lines():
+            if _WORTH_TELLING.match(text := line.decode(errors="replace")):
+                self._tell(Said(**self._now(), text=text[:500]))
+        self._look_at_events()
+        self._look_at_commits()
+        self._look_at_programs()
+        if time.monotonic() - self._sampled > SAMPLE_SECONDS:
+            self._sampled = time.monotonic()
+            self._sample()
+
+    def _now(self) -> dict[str, float]:
+        return {"time_s": time.time(), "clock_s": round(self._clock(), 3)}
+
+    def _look_at_events(self) -> None:
+        for line in self._events.lines():
+            try:
+                event = _EVENTS.decode(line)
+            except msgspec.DecodeError:
+                continue  # cut short when the hub was killed
+            if isinstance(event, Step):
+                self.steps, self.executed = max(self.steps, event.step), self.executed + 1
+                event = msgspec.structs.replace(event, links=[], busy=[])
+            self._tell(Happened(**self._now(), event=event))
+
+    def _look_at_commits(self) -> None:
+        """The hub's own list, if it keeps one; otherwise its folders."""
+        for step, files in self._listed() if self._list.exists else self._found():
+            self._tell(Committed(**self._now(), step=step, files=files))
+            self.commits = max(self.commits, step)
+
+    def _listed(self) -> Iterator[tuple[int, dict[str, str]]]:
+        for line in self._list.lines():
+            commit = msgspec.json.decode(line, type=_Commit)
+            yield commit.step, commit.files
+
+    def _found(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """A commit that is written a second time is told a second time."""
+        for path in sorted((self._bed.dump_folder / "checkpoints").glob("step-*")):
+            step = int(path.name.removeprefix("step-"))
+            try:
+                written = (path / MANIFEST).stat().st_mtime_ns
+                if step == 0 or self._written.get(step) == written:
+                    continue
+                manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # an old one, removed just now
+            files = {name: entry.sha256 for name, entry in manifest.files.items()}
+            first_look = step not in self._written
+            self._written[step] = written
+            if not (first_look and self._known.get(step) == files):
+                yield step, files
+
+    def _look_at_programs(self) -> None:
+        for name, program in self._bed.programs.items():
+            if program.running or program.ended_by_us or program.pid in self._exited:
+                continue
+            self._exited.add(program.pid)
+            self._tell(Exited(**self._now(), who=name, code=program.process.returncode, tail=program.tail))
+
+    def _sample(self) -> None:
+        for name, pid in self._bed.pids().items():
+            if (use := use_of(pid)) is not None:
+                self._tell(Sampled(**self._now(), who=name, pid=pid, rss_nbytes=use.rss_nbytes, handles=use.handles))

@@ -1,0 +1,180 @@
+"""`thinpipe bench chaos`: the schedule, what is read from a log, and three minutes of real faults, never retried."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from thinpipe.bench import chaos_networks
+from thinpipe.bench.chaos_config import KINDS, ChaosConfig
+from thinpipe.bench.chaos_judge import Facts, judge
+from thinpipe.bench.chaos_log import Begun, ChaosLog, Committed, Ended, Happened, Healed, Said, Struck, read_log
+from thinpipe.bench.chaos_outages import find_outages
+from thinpipe.bench.chaos_results import percentile
+from thinpipe.bench.chaos_schedule import HUB, MOST_AWAY, make_schedule
+from thinpipe.core.errors import UserError
+from thinpipe.core.events import Started, Step
+
+
+def test_three_runs_of_half_an_hour_have_enough_of_everything():
+    counts = Counter(fault.kind for seed in (1, 2, 3) for fault in make_schedule(ChaosConfig(seed=seed)))
+    assert counts["kill"] >= 50
+    assert counts["stop"] >= 20
+    assert counts["cut"] >= 20
+    assert counts["deaf"] + counts["mute"] >= 20
+    assert counts["hub"] >= 5
+    assert counts["poison"] >= 200
+    assert set(counts) == set(KINDS)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_seed_says_everything_and_leaves_enough_peers(seed):
+    config = ChaosConfig(seed=seed)
+    faults = make_schedule(config)
+    assert faults == make_schedule(config)
+    assert faults == sorted(faults)
+    assert all(config.clean_seconds <= fault.at <= 60 * config.minutes for fault in faults)
+    stops = [fault.seconds for fault in faults if fault.kind == "stop"]
+    assert all(5 <= seconds <= 60 for seconds in stops)
+    for fault in faults:
+        away = {other.victim for other in faults if other.at <= fault.at <= other.until and other.kind != "poison"}
+        assert len(away - {HUB}) <= MOST_AWAY
+    assert faults != make_schedule(ChaosConfig(seed=seed + 1))
+
+
+def test_short_runs_have_each_kind_once_and_those_without_networks_no_cuts():
+    config = ChaosConfig(minutes=3, clean_seconds=20, without_cuts=True)
+    assert {fault.kind for fault in make_schedule(config)} == set(KINDS) - {"cut", "deaf", "mute"}
+
+
+@pytest.mark.parametrize("wrong", [{"stages": 1}, {"minutes": 0.5}, {"faults": ()}, {"faults": ("kill", "kill")}])
+def test_what_makes_no_sense_is_refused(wrong):
+    with pytest.raises(UserError):
+        ChaosConfig(**wrong)
+
+
+def test_a_failure_says_how_to_see_it_again():
+    config = ChaosConfig(seed=3, clean_seconds=20, faults=("kill", "hub"), without_cuts=True)
+    assert config.command == (
+        "thinpipe bench chaos --seed 3 --minutes 30 --faults kill hub --without-cuts --clean-seconds 20"
+    )
+
+
+def step(moment, number):
+    event = Step(time_s=moment, step=number, loss=1.0, grad_norm=1.0, lr=0.1, tokens=1, seconds=1, tokens_per_second=1)
+    return Happened(time_s=moment, clock_s=moment, event=event)
+
+
+def started(moment, number):
+    return Happened(
+        time_s=moment,
+        clock_s=moment,
+        event=Started(time_s=moment, step=number, config="", parameters=1, versions={}),
+    )
+
+
+def at(moment):
+    return {"time_s": moment, "clock_s": moment}
+
+
+FILES = {"first.safetensors": "a"}
+LOG = [
+    Said(**at(0), text="epoch 1: segments p0: 1, p1: 1; slowest part: none"),
+    started(0, 0),
+    step(1, 1),
+    Begun(**at(1), command="", seed=1),
+    step(2, 2),
+    Committed(**at(2.5), step=2, files=FILES),
+    step(6, 3),
+    Struck(**at(7), kind="kill", victim="p2", seconds=4),  # the spare: nothing happens
+    step(8, 4),
+    Struck(**at(9), kind="stop", victim="p1", seconds=8),
+    step(9.1, 5),
+    Said(**at(12), text="epoch 1 is over: p1 is lost: nothing was heard of it"),
+    Said(**at(12.5), text="epoch 2: segments p0: 1, p2: 1; slowest part: none"),
+    started(14, 2),
+    step(15, 3),
+    Healed(**at(17), kind="stop", victim="p1"),
+    step(18, 5),
+    step(20, 6),
+    Said(**at(20.2), text="epoch 2 is over: p0 stopped: no reason"),
+    started(21, 2),
+    step(22, 3),
+    Ended(**at(60)),
+]
+
+
+def test_outages_begin_with_the_fault_of_one_who_computed():
+    first, second = find_outages(LOG)
+    assert first.kinds == ("stop",)
+    assert (first.noticed_after, first.executing_after, first.past_after) == (3, 6, 11)
+    assert second.faults == ()
+    assert second.why == "p0 stopped: no reason"
+    assert second.past_after is None
+
+
+def config_of(minutes=1.0):
+    return ChaosConfig(minutes=minutes, clean_seconds=8)
+
+
+def test_a_run_is_judged_by_hashes_and_not_by_losses():
+    steps = dict.fromkeys(range(1, 7), (1.0, 1.0))
+    good = judge(config_of(), LOG, Facts(commits={2: FILES}, steps=steps))
+    assert good.failures == []
+    assert (good.commits, good.zombie_returns, good.faults) == (1, 1, {"kill": 1, "stop": 1})
+    assert good.unexplained == ["p0 stopped: no reason; p1 had come back from stop"]
+    assert (good.clean_steps_per_second, good.steps_per_second) == (0.5, pytest.approx(2 / 52))
+
+    bad = judge(config_of(), LOG, Facts(commits={2: {"first.safetensors": "b"}}, steps=steps | {3: (1.0, 2.0)}))
+    assert bad.commits_unequal == [2]
+    assert bad.steps_unequal == [3, 3, 3]
+    twice = [*LOG[:6], LOG[5], *LOG[6:]]
+    assert judge(config_of(), twice, Facts(commits={2: FILES}, steps=steps)).commits_doubled == [2]
+    later = [*LOG[:9], Committed(**at(8.5), step=4, files=FILES), *LOG[9:]]
+    assert judge(config_of(), later, Facts(commits={2: FILES, 4: FILES}, steps=steps)).commits_lost == [4, 4]
+    assert judge(config_of(), LOG[:-1], Facts(commits={2: FILES}, steps=steps)).failures == ["it has not ended"]
+
+
+def test_bad_messages_must_be_laid_at_the_right_door():
+    facts = Facts(commits={2: FILES}, steps={}, poisoned=[("p1", 3)])
+    assert judge(config_of(), LOG, facts).failures != []
+
+
+def test_the_log_is_read_back_also_after_a_crash(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"what": "fault", "time_')
+    log = ChaosLog(path)
+    for record in LOG:
+        log.write(record)
+    log.close()
+    assert list(read_log(path)) == LOG
+
+
+def test_percentiles_of_few_values():
+    assert percentile([3.0], 95) == 3.0
+    assert percentile([1.0, 2.0, 3.0], 50) == 2.0
+    assert percentile([], 50) != percentile([], 50)
+
+
+KINDS_IN_CI = ("kill", "stop", "cut", "deaf", "mute", "hub", "second_hub")
+
+
+@pytest.mark.timeout(900)
+def test_three_minutes_of_chaos_and_not_a_bit_differs(tmp_path):
+    pytest.importorskip("matplotlib")
+    without = [] if chaos_networks.missing() is None else ["--without-cuts"]
+    command = [sys.executable, "-m", "thinpipe", "bench", "chaos", "--output", str(tmp_path), "--seed", "7"]
+    command += ["--minutes", "3", "--clean-seconds", "20", "--faults", *KINDS_IN_CI, *without]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr[-5000:]
+    (result,) = json.loads((tmp_path / "chaos.json").read_text())["seeds"]
+    wanted = [kind for kind in KINDS_IN_CI if not (without and kind in ("cut", "deaf", "mute"))]
+    assert all(result["faults"][kind] >= 1 for kind in wanted), result["faults"]
+    assert result["commits"] >= 3
+    assert result["commits_unequal"] == result["commits_lost"] == result["commits_doubled"] == []
+    assert result["steps_unequal"] == []
+    assert (tmp_path / "chaos.png").read_bytes().startswith(b"\x89PNG")
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0, "it is done, and says so at once"
