@@ -15,7 +15,7 @@ from thinpipe.bench.chaos_results import SEVERAL, SeedResult, Usage
 from thinpipe.core.events import Started, Step
 
 WARM_SECONDS = 60.0
-"""Of a process's life that do not count for its memory."""
+"""Of a process's life that do not count for its memory; nor does the beginning of the run."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,11 @@ def _use(records: Sequence[AnyRecord]) -> list[Usage]:
             lives.setdefault((record.who, record.pid), []).append(record)
     found: dict[str, Usage] = {}
     for (who, _), samples in lives.items():
-        warm = [sample for sample in samples if sample.time_s >= samples[0].time_s + WARM_SECONDS]
+        warm = [
+            sample
+            for sample in samples
+            if sample.time_s >= samples[0].time_s + WARM_SECONDS and sample.clock_s >= WARM_SECONDS / 2
+        ]
         if len(warm) < 2:
             continue
         usage = Usage(

@@ -81,7 +81,7 @@ def _recovery(results: Sequence[SeedResult]) -> str:
         groups = [values_of(result) for result in results]
         groups.append([value for group in groups for value in group])
         for percent in (50, 95):
-            lines.append(_row([f"{name}, p{percent}", *(f"{percentile(group, percent):.1f}" for group in groups)]))
+            lines.append(_row([f"{name}, p{percent}", *(_seconds(group, percent) for group in groups)]))
     counts = [len(result.executing_after) for result in results]
     lines.append(_row(["outages", *map(str, counts), str(sum(counts))]))
     kept = [f"{result.throughput_kept:.0%}" for result in results]
@@ -102,12 +102,16 @@ def _recovery(results: Sequence[SeedResult]) -> str:
             lines.append(_row([f"executing again after {kind}, p50 / p95", *cells]))
     return "\n".join(lines) + (
         f"\n\nTarget: executing again within {TARGET_SECONDS:g} s, p95, of one fault at a time (a spare is there): "
-        f"{percentile(alone, 95):.1f} s, {reached}."
+        f"{_seconds(alone, 95)}, {reached}."
     )
 
 
+def _seconds(values: Sequence[float], percent: int) -> str:
+    return f"{percentile(values, percent):.1f}" if values else "none"
+
+
 def _both(values: Sequence[float]) -> str:
-    return f"{percentile(values, 50):.1f} / {percentile(values, 95):.1f}" if values else ""
+    return f"{_seconds(values, 50)} / {_seconds(values, 95)}" if values else ""
 
 
 def _kept(results: Sequence[SeedResult]) -> float:
