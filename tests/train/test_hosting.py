@@ -207,6 +207,8 @@ def test_a_checkpoint_that_the_hub_has_lost_is_taken_again_but_not_logged_again(
     hosted.close()
     (hosted.newest.path / "run.safetensors").unlink()
     again = host(run_config)
+    assert (again.committed, list(again.missing)) == (8, ["run.safetensors"])
+    assert "held by a, who is away): going on from step 4" in again.fall_back(present=["b"], away=["a"])
     assert again.committed == 4
     begin(again, 2)
     other = msgspec.structs.replace(again.newest.manifest, step=8, samples_seen=77).sealed()

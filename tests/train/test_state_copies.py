@@ -72,7 +72,7 @@ def test_everybody_is_told_a_share_of_the_line_and_the_same_interval(run_config)
     ):
         works = begin_epoch(running, first, second)
         rates = works[0].keep_bytes_per_second
-        assert sum(rates) == pytest.approx(0.1 * 2e6 / 8), "all that a tenth of the hub's line carries"
+        assert sum(rates.values()) == pytest.approx(0.1 * 2e6 / 8), "all that a tenth of the hub's line carries"
         assert works[0] == works[1]
         assert re.search(r"\ninterval = \d+\n", works[0].settings), "it is decided"
         words = works[0].text.partition("; ")[2]

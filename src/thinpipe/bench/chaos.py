@@ -1,6 +1,5 @@
 """`thinpipe bench chaos`: lets the faults happen, computes the undisturbed run, compares, and writes what came out."""
 
-import json
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ from thinpipe.bench.chaos_config import ChaosConfig
 from thinpipe.bench.chaos_figure import draw
 from thinpipe.bench.chaos_judge import Facts, judge
 from thinpipe.bench.chaos_log import Committed, read_log
+from thinpipe.bench.chaos_poison import read_injections
 from thinpipe.bench.chaos_results import SeedResult
 from thinpipe.bench.chaos_truth import Truth
 from thinpipe.bench.provenance import plain_settings, versions
@@ -67,12 +67,9 @@ def compare(config: ChaosConfig) -> SeedResult:
 
 
 def _poisoned(config: ChaosConfig) -> list[tuple[str, int]]:
-    found = []
-    for peer in config.peers:
-        path = config.folder / f"poison-{peer}.jsonl"
-        for line in path.read_bytes().splitlines() if path.exists() else []:
-            found.append((peer, int(json.loads(line)["place"]["step"])))
-    return found
+    return [
+        (peer, injection.place.step) for peer in config.peers for injection in read_injections(config.poison_log(peer))
+    ]
 
 
 def write_results(config: ChaosConfig) -> str:

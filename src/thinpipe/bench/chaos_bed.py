@@ -9,7 +9,7 @@ from typing import Self
 
 import psutil  # type: ignore[import-untyped]
 
-from thinpipe.bench import chaos_disk
+from thinpipe.bench import chaos_disk, chaos_poison
 from thinpipe.bench.chaos_config import ChaosConfig
 from thinpipe.bench.chaos_model import hub_config, make_tokens
 from thinpipe.bench.chaos_networks import Networks
@@ -96,10 +96,10 @@ class Bed:
         prefix = [] if self.networks is None else self.networks.prefix(1 + self.index(peer))
         self.programs[peer] = Program(
             self.printed(peer),
-            "thinpipe.bench.chaos_peer",
+            chaos_poison.__name__,
             words,
             prefix=prefix,
-            environment={"THINPIPE_POISON_LOG": str(self.folder / f"poison-{peer}.jsonl")},
+            environment={chaos_poison.LOG: str(self.config.poison_log(peer).absolute())},
         )
         return self.programs[peer]
 

@@ -72,6 +72,10 @@ class ChaosConfig:
         """Of this seed."""
         return self.output / f"seed-{self.seed}"
 
+    def poison_log(self, peer: str) -> Path:
+        """A line for each bad message that this peer has sent."""
+        return self.folder / f"poison-{peer}.jsonl"
+
     @property
     def command(self) -> str:
         """That does it again."""

@@ -136,7 +136,7 @@ def _poison(bed: Bed, fault: Fault) -> Done:
     victim = _computing(bed, fault.victim)
     program = _running(bed, victim)
     if not program.catches(signal.SIGUSR1):
-        raise SkippedError(f"{victim} cannot be poisoned: it has just begun, or this version does not know how")
+        raise SkippedError(f"{victim} cannot be poisoned: it has just begun")
     program.signal(signal.SIGUSR1)
     return Done(lambda: "", victim=victim)
 

@@ -20,7 +20,7 @@ class Beginning:
     manifest: bytes
     facts: bytes
     tokenizer: list[str]
-    keep_bytes_per_second: list[float]
+    keep_bytes_per_second: dict[str, float]
     """How fast each peer may send what it saves."""
 
 

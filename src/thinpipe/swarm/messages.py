@@ -107,7 +107,7 @@ class Work(Message, frozen=True, kw_only=True, tag="work"):
     """Steps for which somebody was removed: one that is bad again is so by itself, and is skipped."""
     text: str
     """For the person who sits there."""
-    keep_bytes_per_second: list[float] = []
+    keep_bytes_per_second: dict[str, float] = {}
     """How fast each may send what it saves while training goes on; empty: as fast as it can."""
 
 

@@ -109,7 +109,9 @@ class HostedRun:
             manifest=self.newest_manifest(),
             facts=msgspec.json.encode(self.source.facts),
             tokenizer=list(self.tokenizer),
-            keep_bytes_per_second=[] if self._plan is None else list(self._plan.bytes_per_second),
+            keep_bytes_per_second={}
+            if self._plan is None
+            else dict(zip(epoch.names, self._plan.bytes_per_second, strict=True)),
         )
 
     def newest_manifest(self) -> bytes:

@@ -93,8 +93,7 @@ class HubSupplies(Supplies):
         self.tokens = HubTokens(post, msgspec.json.decode(work.facts, type=DataFacts), config)
         self._stop = threading.Event()
         self._cancel = post.listen("stop", lambda _data: self._stop.set())
-        place = work.names.index(post.address.name)
-        rate = work.keep_bytes_per_second[place] if work.keep_bytes_per_second else None
+        rate = work.keep_bytes_per_second.get(post.address.name)
         self._keeper = Keeper(post, work.epoch, tell, bytes_per_second=rate, committed=self._manifest.step)
         self._mine: list[str] = []
 
