@@ -1,5 +1,6 @@
 """`thinpipe bench chaos`: lets the faults happen, computes the undisturbed run, compares, and writes what came out."""
 
+import json
 import os
 import sys
 import time
