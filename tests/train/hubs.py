@@ -11,7 +11,8 @@ import msgspec
 from rich.console import Console
 
 from tests.swarm.brokers import running_broker
-from thinpipe.swarm.hub import Hub, HubSettings
+from thinpipe.swarm.epochs import HubSettings
+from thinpipe.swarm.hub import Hub
 from thinpipe.swarm.messages import Answer, NextRequest
 from thinpipe.swarm.reports import MachineReport, ProcessorReport
 from thinpipe.train.console import Lines

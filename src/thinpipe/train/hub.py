@@ -12,7 +12,8 @@ from pathlib import Path
 from rich.console import Console
 
 from thinpipe.swarm.broker import Broker
-from thinpipe.swarm.hub import Hub, HubSettings
+from thinpipe.swarm.epochs import HubSettings
+from thinpipe.swarm.hub import Hub
 from thinpipe.train.console import open_display
 from thinpipe.train.hosting import HostedRun
 from thinpipe.train.hub_config import HubConfig, UpConfig
