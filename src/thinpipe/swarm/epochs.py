@@ -83,6 +83,8 @@ class Epochs:
         """Of the current epoch."""
         self._committed = hosted.committed
         self._told: dict[str, str] = {}
+        self.barred: set[str] = set()
+        """Who is being expelled: it may ask until its key is gone."""
 
     @property
     def ended(self) -> str:
@@ -105,19 +107,27 @@ class Epochs:
         self.progress.excuse(seconds)
 
     async def asked(self, peer: str, request: NextRequest) -> Accusation | None:
-        """A peer wants to know what to do, and tells what it did. Returns whom enough of them accuse: it must be gone
-        before anybody is answered."""
+        """A peer wants to know what to do, and tells what it did. Returns whom enough of them accuse: no epoch has it
+        any more, and the hub expels it."""
         if peer not in self.roster.present:
             self._tell(f"{peer} is there")
         self.hearts.beat(peer, time.monotonic())
         self.mending.gave[peer] = request.gave
+        accused = self._accused(peer, request)
         over = self.roster.asked(peer, request, time.monotonic())
+        if accused is not None:  # before anything is awaited: the next epoch may begin meanwhile
+            self.barred.add(accused.name)
+            over = self.roster.gone(accused.name, f"{accused.name} is accused") or over
         if over is not None:
             await self._over(say(over))
+        return accused
+
+    def _accused(self, peer: str, request: NextRequest) -> Accusation | None:
         accused, epoch = request.accuses, self.roster.latest
         if accused is None or epoch is None or request.took_part_in != epoch.number:
             return None
-        return accused if self.accusations.give(peer, accused, epoch.number, epoch.names) else None
+        known = accused.name in self.members()
+        return accused if known and self.accusations.give(peer, accused, epoch.number, epoch.names) else None
 
     async def answer(self, peer: str) -> Answer:
         deadline, newest = time.monotonic() + ANSWER_SECONDS, self.hosted.newest_manifest()

@@ -139,10 +139,12 @@ class Hub:
             return None
         if other := self.gate.other_code(request.code):
             return _encode(Refused(text=other))
+        if peer in self.epochs.barred:
+            return None  # it is told why, and then cut off
         if self.roster.is_past(peer, request.life):
             return _encode(Refused(text=f"{peer} was started again after this one, and takes part once"))
         accused = await self.epochs.asked(peer, request)
-        if accused is not None and accused.name in self.broker.peers:
+        if accused is not None:
             await self._expel_accused(accused)
         await self.epochs.notify()
         return _encode(await self.epochs.answer(peer))
@@ -225,11 +227,16 @@ class Hub:
 
     async def _expel(self, name: str, told: str, why: str) -> None:
         """It is told first: from the cut itself it could not know why. No epoch begins with it meanwhile."""
-        await self.epochs.remove(name, why)
-        await self._publish(f"m.{name}.{HUB}.note", told.encode())
-        await self._client.flush(timeout=5)
-        await asyncio.to_thread(self.broker.remove_peer, name)
-        await self.epochs.remove(name, why)
+        self.epochs.barred.add(name)
+        if name not in self.roster.present:  # else it is told below
+            self._tell(why)
+        try:
+            await self.epochs.remove(name, why)
+            await self._publish(f"m.{name}.{HUB}.note", told.encode())
+            await self._client.flush(timeout=5)
+            await asyncio.to_thread(self.broker.remove_peer, name)
+        finally:
+            self.epochs.barred.discard(name)
 
     def status(self) -> Status:
         roster, epoch = self.roster, self.roster.current

@@ -264,10 +264,9 @@ class Roster:
     def why_waiting(self, name: str) -> str:
         if self.problem:
             return self.waits_for
-        if self.current is not None and len(self.current.names) < self.wanted:
-            return f"the run goes on without {name}, which may take part after the next commit"
         if self.current is not None:
-            return f"the run goes on without {name}, which is a spare: it takes part when somebody leaves"
+            fewer = ", or after the next commit" if len(self.current.names) < self.wanted else ""
+            return f"the run goes on without {name}, which is a spare: it takes part when somebody leaves{fewer}"
         unmeasured = [other for other, peer in self._peers.items() if peer.report is None]
         if unmeasured:
             return f"machines are measured one after the other; still to come: {', '.join(unmeasured)}"

@@ -200,8 +200,11 @@ class Post:
     async def _subscribe(
         self, client: Client, subject: str, arrived: Callable[[Msg], Coroutine[Any, Any, None]]
     ) -> Cancel:
-        subscription = await client.subscribe(subject, cb=arrived, pending_bytes_limit=0, pending_msgs_limit=0)
-        await client.flush(timeout=10)
+        try:
+            subscription = await client.subscribe(subject, cb=arrived, pending_bytes_limit=0, pending_msgs_limit=0)
+            await client.flush(timeout=10)
+        except NatsError as error:
+            raise self._failure or as_connection_error(error) from error
 
         async def end() -> None:
             if client.is_connected:
