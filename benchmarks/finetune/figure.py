@@ -57,8 +57,9 @@ def draw(results: Results, path: Path) -> None:
     for axes in (shares, bits, switch, samples):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
-    highest = ceiling(results)
-    figure.supxlabel(f"Losses above {highest:.2f} are drawn at {highest:.2f}.", fontsize=8)
+    figure.supxlabel(
+        "Means of three seeds, bars from least to most; without a bar: one seed, or too small to see.", fontsize=8
+    )
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -67,7 +68,9 @@ def draw_lines(axes: Any, results: Results, ticks: Sequence[str], families: Fami
     """Over evenly spaced ticks, with the range over seeds."""
     for label, (pattern, colour, marker) in families.items():
         found = [(at, results.measured(pattern.format(tick)).best) for at, tick in enumerate(ticks)]
-        points = [(at, [min(value, ceiling(results)) for value in values]) for at, values in found if values]
+        points = [(at, values) for at, values in found if values]
+        if not points:
+            continue
         middle = [mean(values) for _, values in points]
         below = [at - min(values) for at, (_, values) in zip(middle, points, strict=True)]
         above = [max(values) - at for at, (_, values) in zip(middle, points, strict=True)]
@@ -84,15 +87,14 @@ def draw_lines(axes: Any, results: Results, ticks: Sequence[str], families: Fami
 
 
 def draw_switch(axes: Any, results: Results) -> None:
-    """One row for each method: its loss with compression on and off at inference; beyond the ceiling, an arrow."""
+    """One row for each method: its loss with compression on and off at inference."""
     names = [name for name in SWITCHED if results.measured(name).on]
     for row, name in enumerate(names):
         measured = results.measured(name)
-        on, off = (min(mean(values), ceiling(results)) for values in (measured.on, measured.off))
+        on, off = mean(measured.on), mean(measured.off)
         axes.plot([on, off], [row, row], color="#bbbbbb", linewidth=2, zorder=1)
         for at, colour, label in ((on, BLUE, "on"), (off, ORANGE, "off")):
-            marker = ">" if at == ceiling(results) else "o"
-            axes.plot(at, row, marker, color=colour, markersize=7, label=label if row == 0 else None)
+            axes.plot(at, row, "o", color=colour, markersize=7, label=label if row == 0 else None)
     axes.axvline(results.judge.uncompressed, color="#444444", linewidth=1)
     axes.axvline(results.before, color="#444444", linewidth=1, linestyle=":")
     axes.set_yticks(range(len(names)), names)
@@ -100,8 +102,3 @@ def draw_switch(axes: Any, results: Results) -> None:
     axes.set(xlabel="validation loss, nats per token", title="Compression on and off at inference")
     if names:
         axes.legend(frameon=False, fontsize=8, title="at inference", title_fontsize=8)
-
-
-def ceiling(results: Results) -> float:
-    """What is worse is drawn here."""
-    return results.before + results.gain
