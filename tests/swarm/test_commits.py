@@ -53,6 +53,22 @@ def test_what_is_there_is_not_asked_for_again_and_does_not_change():
         commits.told("a", 1, state(3), "", 0.0)
 
 
+def test_who_is_gone_before_it_told_keeps_nobody_busy():
+    commits = ledger()
+    assert commits.told("a", 1, state(4), "", 0.0) == "begin"
+    commits.gone("b")
+    assert commits.arriving is None
+    with pytest.raises(UserError, match="b left before it told its part"):
+        commits.told("a", 1, state(4), "", 0.0)
+    commits = ledger()
+    for name in ("a", "b"):
+        commits.told(name, 1, state(4), "", 0.0)
+    commits.gone("b")
+    assert commits.told("a", 1, state(4), "", 0.0) == "send", "it has told: its files may be there"
+    commits.begin(2, ("a", "c"))
+    assert commits.told("a", 2, state(8), "", 0.0) == "begin"
+
+
 @pytest.mark.parametrize(("peer", "epoch"), [("c", 2), ("a", 1), ("a", 3)])
 def test_who_is_not_of_the_epoch_is_not_heard(peer, epoch):
     commits = ledger(epoch=2)

@@ -37,8 +37,20 @@ def test_who_computes_nothing_for_long_is_to_blame_and_who_waits_for_it_is_not()
     assert still.words == ("a is lost: its heart beats, but it has computed nothing for 10 s (deadline 10 s)"), (
         "the floor, for who was never seen to need any time"
     )
+    watched.gone("a")
+    assert not watched.still(11.0)
+
+
+def test_who_does_not_come_out_of_an_epoch_that_is_over_is_to_blame_too():
+    watched = watch("a", "b")
+    for name in "ab":
+        watched.beat(name, beat())
     watched.end()
-    assert not watched.still(1000.0)
+    watched.beat("a", beat(10.5))
+    watched.beat("b", beat(10.5, epoch=0))
+    assert names(watched.still(11.0)) == ["a"]
+    watched.begin(2, {"b": 1}, 20.0)
+    assert not watched.still(21.0)
 
 
 def test_the_deadline_is_some_times_the_longest_that_was_needed():

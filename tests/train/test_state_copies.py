@@ -1,6 +1,7 @@
 """Every commit has two holders: what the hub has lost comes back from peers, and sending it leaves room on the line."""
 
 import re
+import shutil
 import subprocess
 import time
 from contextlib import contextmanager
@@ -24,8 +25,10 @@ from thinpipe.checkpoint import CheckpointFolder
 from thinpipe.checkpoint.folder import layer_of
 from thinpipe.core.config import dump_toml
 from thinpipe.core.errors import UserError
+from thinpipe.swarm.commits import Commit
 from thinpipe.swarm.file_asks import FileTransferError
 from thinpipe.swarm.messages import Answer, Done, Give, Wait, Work
+from thinpipe.train.commit_record import state_of
 from thinpipe.train.config import CheckpointSection, JobSection
 from thinpipe.train.hosting import HostedRun
 from thinpipe.train.hub_supplies import Keeper
@@ -167,13 +170,23 @@ def test_when_nothing_older_is_left_it_stops_and_names_the_layer(run_config):
         assert isinstance(ended, Done)
         assert ended.text.startswith("stopped: step 0 of blocks.1 is lost at the hub"), ended.text
         assert "there is no older checkpoint" in ended.text
+        assert hosted.newest.path.exists(), "what is left stays where it is"
+
+
+def test_a_hub_without_checkpoints_does_not_begin_anew_when_there_were_commits(run_config):
+    with running_hub(run_config, ("p0",)) as running:
+        hosted = running.hub.hosted
+        hosted.commit_log.append(Commit.of(state_of(hosted.newest.manifest), 1, {}))
+    shutil.rmtree(hosted.checkpoints.folder)
+    with pytest.raises(UserError, match=r"no checkpoint is left .* and the run is not begun anew by itself"):
+        HostedRun(run_config, None)
 
 
 def test_a_hub_never_begins_anew_because_its_checkpoints_cannot_be_read(run_config):
     with running_hub(run_config, ("p0",)) as running:
         path = running.hub.hosted.newest.path
     (path / "manifest.json").write_text("{")
-    with pytest.raises(UserError, match=r"(?s)no checkpoint .* can be read, and the run is not begun anew .*manifest"):
+    with pytest.raises(UserError, match=r"(?s)no checkpoint is left in .* and the run is not begun anew .*manifest"):
         HostedRun(run_config, None)
 
 

@@ -160,12 +160,15 @@ class CheckpointFolder:
         return Checkpoint.open(self._final(step), layers, if_saved=if_saved)
 
     def newest_whole(
-        self, layers: Collection[str] | None = None, *, if_saved: Collection[str] = ()
+        self, layers: Collection[str] | None = None, *, if_saved: Collection[str] = (), below: int | None = None
     ) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is whole, or has these layers whole, and what is wrong with newer ones."""
+        """The newest checkpoint, of a step `below` this one, that is whole or has these layers whole; and what is wrong
+        with newer ones."""
         self.recover()
         problems: list[str] = []
         for path in self._paths():
+            if below is not None and path.name >= step_folder(below):
+                continue
             try:
                 return Checkpoint.open(path, layers, if_saved=if_saved), problems
             except UserError as error:
@@ -194,7 +197,7 @@ class CheckpointFolder:
 
     def _remove_partial(self) -> None:
         for leftover in self.folder.glob(f"{_PARTIAL}*"):
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover, ignore_errors=True)  # somebody may write there still; the next one removes it
 
 
 def _read_manifest(path: Path) -> Manifest:

@@ -62,6 +62,8 @@ class Commits:
         self._records = {record.step: record for record in records}
         self.newest, self.epoch = newest, 0
         self._names: frozenset[str] = frozenset()
+        self._gone: set[str] = set()
+        """Of the epoch, who has left it."""
         self._arriving: _Arriving | None = None
 
     def __contains__(self, step: int) -> bool:
@@ -80,6 +82,7 @@ class Commits:
         if epoch <= self.epoch:
             raise ValueError(f"epoch {epoch} cannot follow epoch {self.epoch}")
         self.epoch, self._names, self._arriving = epoch, frozenset(names), None
+        self._gone.clear()
 
     def told(self, peer: str, epoch: int, state: State, seal: str, now: float) -> Told:
         """A peer has its part of this. `seal`: the hash of all that was told. Raises UserError if it is refused."""
@@ -102,12 +105,20 @@ class Commits:
             raise UserError("it is not of this epoch")
         if state.step < self.newest:
             raise UserError(f"there is a newer checkpoint, of step {self.newest}")
+        if state.step not in (self.newest, self.arriving) and self._gone & self._names:
+            raise UserError(f"{', '.join(sorted(self._gone & self._names))} left before it told its part")
         known = self._records.get(state.step)
         if known is not None and known.state != state:
             raise UserError(
                 f"step {state.step} was committed in epoch {known.epoch} with other contents, and what is committed "
                 "does not change"
             )
+
+    def gone(self, peer: str) -> None:
+        """What it has not told by now it never will."""
+        self._gone.add(peer)
+        if self._arriving is not None and peer in self._arriving.to_tell:
+            self._arriving = None
 
     def expects(self, peer: str, step: int, file: str, now: float) -> bool:
         """Whether this peer is to send this file now: it has told that it has its part."""

@@ -10,6 +10,9 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
+
+from thinpipe.core.errors import UserError
 from thinpipe.swarm.accusations import Accusations
 from thinpipe.swarm.hearts import LOST_AFTER_SECONDS, Hearts
 from thinpipe.swarm.hosted import Beginning, Hosted, Outlook
@@ -22,10 +25,13 @@ from thinpipe.swarm.roster import Epoch, Roster
 from thinpipe.swarm.store_service import StoreService
 from thinpipe.swarm.vote_service import VoteService
 from thinpipe.transport.nats.progress import Beat
+from thinpipe.transport.nats.requests import Answered
 
 ANSWER_SECONDS = 10.0
 """A peer that asks what to do is answered after so long, if only that it has to wait."""
 LOOK_SECONDS = 0.2
+
+_NOBODY = msgspec.msgpack.encode(Answered(found=False))
 
 Publish = Callable[[str, bytes], Awaitable[None]]
 Tell = Callable[[str], None]
@@ -97,6 +103,10 @@ class Epochs:
 
     # What peers do
 
+    async def meet(self, peer: str, data: bytes) -> bytes | None:
+        """The store, for those who compute; others wait for somebody who will not come."""
+        return await self.store(peer, data) if self.works(peer) else _NOBODY
+
     def beat(self, peer: str, beat: Beat) -> None:
         self.hearts.beat(peer, time.monotonic())
         self.progress.beat(peer, beat)
@@ -156,9 +166,10 @@ class Epochs:
         if self.roster.last_epoch != before:
             try:
                 await self._begun()
-            except OSError as error:
+            except (OSError, UserError) as error:
                 self.roster.call_off()
-                trouble = f"the hub cannot go on ({error.strerror or error}): put that right there"
+                self.mending.look_again()
+                trouble = f"the hub cannot go on ({error}): put that right there"
                 self.tell_if_new("trouble", trouble)
                 return Wait(text=trouble)
         if isinstance(found, Measure):
@@ -250,6 +261,8 @@ class Epochs:
     async def remove(self, name: str, why: str) -> None:
         known = name in self.roster.present
         over = self.roster.gone(name, why)
+        self.hosted.gone(name)
+        self.progress.gone(name)
         if known:
             self._tell(why)
         if over is not None:
@@ -262,6 +275,7 @@ class Epochs:
         self._tell(f"epoch {number} is over: {why}")
         self.progress.end()
         await self.votes.end()
+        await self.store.send_away()
         await self._publish("bcast.over", f"{number} {why}".encode())
 
     def tell_if_new(self, about: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Who is alive: peers send a beat every second, and one that has sent none for too long is lost to everybody."""
+"""Who is alive: peers send a beat every half second, and one that has sent none for too long is lost to everybody."""
 
 from collections.abc import Iterable
 

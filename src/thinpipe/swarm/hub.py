@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import cache
 from typing import TypeVar
 
 import msgspec
+from nats.errors import Error as NatsError
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent
@@ -79,7 +81,7 @@ class Hub:
             "event": self._event,
             "status": self._status,
             "admin": self._admin,
-            STORE: self.epochs.store,
+            STORE: self.epochs.meet,
             VOTE: self.epochs.votes,
             FILE: FileService(self.hosted.find),
             KEEP: KeepService(self.hosted.accept, self.hosted.kept, self.hosted.not_kept),
@@ -160,8 +162,10 @@ class Hub:
 
     async def _ready(self, peer: str, data: bytes) -> bytes | None:
         request = _decode(data, Ready)
-        if request is None or not self.epochs.works(peer, request.epoch):
+        if request is None or peer not in self.broker.peers:
             return None
+        if not self.epochs.works(peer, request.epoch):
+            return _encode(Verdict(over=True))
         refusal = self.hosted.compare(request.hashes)
         if refusal:
             await self.epochs.remove(peer, f"{peer} was refused: {refusal}")
@@ -173,8 +177,10 @@ class Hub:
 
     async def _tokens(self, peer: str, data: bytes) -> bytes | None:
         request = _decode(data, TokensRequest)
-        if request is None or not self.epochs.works(peer):
+        if request is None or peer not in self.broker.peers:
             return None
+        if not self.epochs.works(peer):
+            return b""  # its epoch is over
         try:
             return await asyncio.to_thread(self.hosted.tokens, request.split, request.index)
         except IndexError:
@@ -233,7 +239,8 @@ class Hub:
         try:
             await self.epochs.remove(name, why)
             await self._publish(f"m.{name}.{HUB}.note", told.encode())
-            await self._client.flush(timeout=5)
+            with suppress(NatsError):  # then it does not hear why
+                await self._client.flush(timeout=5)
             await asyncio.to_thread(self.broker.remove_peer, name)
         finally:
             self.epochs.barred.discard(name)
@@ -258,10 +265,12 @@ class Hub:
         )
 
     async def _publish(self, subject: str, data: bytes) -> None:
-        await self._client.publish(subject, data)
+        if self._client.is_connected:  # else all is over, and they notice
+            await self._client.publish(subject, data)
 
     def _tell(self, text: str) -> None:
-        self._show(say(text, _MOST_LINE))
+        with suppress(OSError):  # a full disk under the log must not keep the hub from its work
+            self._show(say(text, _MOST_LINE))
 
 
 def _encode(message: msgspec.Struct) -> bytes:

@@ -28,8 +28,8 @@ class Mending:
     async def look(self) -> None:
         async with self._looking:
             if self._to_look:
-                self._to_look = False
                 await self._hosted.look()
+                self._to_look = False
 
     def next_for(self, peer: str, now: float, present: Collection[str], away: Collection[str]) -> Give | str:
         """What this peer is to give, or why it has to wait; empty when nothing is missing."""

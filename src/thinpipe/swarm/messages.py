@@ -147,6 +147,8 @@ class Verdict(Message, frozen=True, kw_only=True):
     refusal: str = ""
     later: bool = False
     """Not now: ask again in a moment."""
+    over: bool = False
+    """The epoch is over: ask what to do next."""
     committed: int = 0
     """The newest step that the hub has whole."""
 

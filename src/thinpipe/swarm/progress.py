@@ -44,16 +44,18 @@ class Watch:
     """What is not measured yet may take so long: the first steps; and what is no step: loading, saving, validating."""
     _epoch: int = 0
     _begun: float = 0.0
+    _over: bool = False
     _members: dict[str, _Member] = field(default_factory=dict)
     _longest: dict[tuple[str, int], float] = field(default_factory=dict)
     """By name and number of segments, over all epochs."""
 
     def begin(self, epoch: int, shares: Mapping[str, int], now: float) -> None:
-        self._epoch, self._begun = epoch, now
+        self._epoch, self._begun, self._over = epoch, now, False
         self._members = {name: _Member(share) for name, share in shares.items()}
 
     def end(self) -> None:
-        self._epoch, self._members = 0, {}
+        """Who does not come out of it is to blame as before: the others wait for it."""
+        self._over = True
 
     def excuse(self, seconds: float) -> None:
         """We did not listen for so long."""
@@ -61,7 +63,11 @@ class Watch:
 
     def beat(self, name: str, beat: Beat) -> None:
         member = self._members.get(name)
-        if member is None or beat.epoch != self._epoch:
+        if member is None:
+            return
+        if beat.epoch != self._epoch:
+            if self._over:
+                del self._members[name]
             return
         last, member.beat = member.beat, beat
         if last is not None and beat.marks > last.marks and last.stepping and last.steps and not last.waits_for:
@@ -69,6 +75,9 @@ class Watch:
             self._longest[key] = max(self._longest.get(key, 0.0), last.quiet_s)
         elif beat.steps >= _MEASURED_STEPS:
             self._longest.setdefault((name, member.share), 0.0)  # too short for any beat to fall into it
+
+    def gone(self, name: str) -> None:
+        self._members.pop(name, None)
 
     def still(self, now: float) -> list[Still]:
         """Those to blame. Also who was told to begin, and has not."""
@@ -82,6 +91,8 @@ class Watch:
 
     def circle(self) -> float | None:
         """All wait for each other, for so many seconds: more than anything may take."""
+        if self._over:
+            return None
         waits = [m.beat.quiet_s if m.beat is not None and m.beat.waits_for else 0.0 for m in self._members.values()]
         shortest = min(waits, default=0.0)
         return shortest if shortest > self.start else None

@@ -22,6 +22,8 @@ class StoreService:
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._changed = asyncio.Condition()
+        self._ended = 0
+        """How often all who waited were sent away."""
 
     async def __call__(self, peer: str, data: bytes) -> bytes | None:  # noqa: ARG002  all peers share it
         asked = read(_DECODER, data)
@@ -32,6 +34,12 @@ class StoreService:
     def clear(self) -> None:
         """What earlier epochs have left is of no use to the next."""
         self._values.clear()
+
+    async def send_away(self) -> None:
+        """All who wait: those for whom they do will not come."""
+        self._ended += 1
+        async with self._changed:
+            self._changed.notify_all()
 
     async def _answer(self, asked: Asked) -> Answered:
         if asked.what == "count":
@@ -44,15 +52,19 @@ class StoreService:
         return answer
 
     async def _await(self, asked: Asked) -> Answered:
+        ended = self._ended
+
         def there() -> bool:
             return all(key in self._values for key in asked.keys)
 
         async with self._changed:
             try:
                 async with asyncio.timeout(min(asked.wait_seconds, MOST_WAIT_SECONDS)):
-                    await self._changed.wait_for(there)
+                    await self._changed.wait_for(lambda: there() or self._ended != ended)
             except TimeoutError:
-                return Answered(found=there())
+                pass
+            if not there():
+                return Answered(found=False)
             value = self._values[asked.keys[0]] if asked.what == "get" else b""
             return Answered(found=True, value=value)
 

@@ -26,7 +26,7 @@ def open_ledger(log: CommitLog, newest: Checkpoint) -> Commits:
     """A whole checkpoint that is newer than the log was committed just before a crash: it is written down now. The
     very first is no commit: no peer has computed it."""
     state = state_of(newest.manifest)
-    if state.step > max((record.step for record in log.records), default=0):
+    if state.step and state.step not in {record.step for record in log.records}:
         log.append(_record(newest.path / COMMIT, state) or Commit.of(state, 0, {}))
     return Commits(log.records, newest=state.step)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from thinpipe.checkpoint import CheckpointFolder, Manifest, model_config_of, restore
+from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest, model_config_of, restore
 from thinpipe.checkpoint.folder import is_layer_file, layer_of, step_folder
 from thinpipe.checkpoint.memories import segment_of_memory
 from thinpipe.checkpoint.state import versions
@@ -54,8 +54,11 @@ class HostedRun:
         self.source = LocalTokens(config)
         _refuse_large_batches(config, self.source.facts.vocab_size)
         self.checkpoints = CheckpointFolder(config.job.dump_folder / "checkpoints")
-        newest, problems = find_newest(self.checkpoints)
+        self.commit_log = CommitLog(config.job.dump_folder / COMMITS)
+        newest, problems = find_newest(self.checkpoints, any_before=bool(self.commit_log.records))
         self.newest = newest or make_first_checkpoint(config, self.source.facts, self.checkpoints)
+        self._before: Checkpoint | None = None
+        """The commit before: spares may be copying it still."""
         self.missing: dict[str, str] = find_missing(self.newest)
         self.model = model_config_of(self.newest)
         self.measure = Measure(together=False, settings=dump_toml(settings_for_peers(config)), dim=self.model.dim)
@@ -68,7 +71,6 @@ class HostedRun:
         self.source.keep_tokenizer(config.job.dump_folder)
         self._step: Step | None = None
         self._stopped = ""
-        self.commit_log = CommitLog(config.job.dump_folder / COMMITS)
         self.ledger = open_ledger(self.commit_log, self.newest)
         self._told: Manifest | None = None
         """Of the checkpoint whose files are on their way."""
@@ -170,14 +172,14 @@ class HostedRun:
     def fall_back(self, present: Collection[str], away: Collection[str]) -> str:
         lost, why = self.newest, self.what_is_missing(present, away)
         try:
-            place = set_aside(lost)
-            older, _ = find_newest(self.checkpoints)
+            older, _ = self.checkpoints.newest_whole(layers=(), below=lost.manifest.step)
             if older is None:
                 raise UserError("there is no older checkpoint")
+            place = set_aside(lost)
         except (UserError, OSError) as error:
             self._stopped = f"{why}, and {error}"
             return f"cannot go on: {self._stopped}"
-        self.newest, self.missing = older, {}
+        self.newest, self._before, self.missing = older, None, {}
         self.ledger.fall_back(self.committed)
         return f"{why}: going on from step {self.committed}; what is left of step {lost.manifest.step} is in {place}"
 
@@ -193,8 +195,10 @@ class HostedRun:
         folder, _, file = name.partition("/")
         if folder == "tokenizer":
             return self.tokenizer.get(name)
-        known = folder == self.newest.path.name and file in self.newest.manifest.files
-        return self.newest.path / file if known else None
+        for commit in (self.newest, self._before):
+            if commit is not None and folder == commit.path.name and file in commit.manifest.files:
+                return commit.path / file
+        return None
 
     def tokens(self, split: str, index: int) -> bytes:
         if index < 0:
@@ -238,6 +242,9 @@ class HostedRun:
         if not 0 < told.step <= self.config.training.steps:
             raise UserError(f"there is no step {told.step} in this run")
         return _with_our_settings(told, dump_toml(self.config))
+
+    def gone(self, peer: str) -> None:
+        self.ledger.gone(peer)
 
     def accept(self, peer: str, name: str) -> Accepted | None:
         """Also what is committed already: a peer that was slower than others is told that it is there."""
@@ -286,7 +293,7 @@ class HostedRun:
         if commit.step not in self.ledger:
             self.commit_log.append(commit)
         self.ledger.committed(commit)
-        self.newest, self.missing = checkpoint, {}
+        self.newest, self._before, self.missing = checkpoint, self.newest, {}
         with suppress(OSError):  # what could not be removed now will be next time
             self.checkpoints.keep_latest(self.config.checkpoint.keep_latest_k)
 
@@ -311,7 +318,7 @@ class HostedRun:
     @property
     def ended(self) -> str:
         if self._stopped in ("", "finished"):
-            finished = self.newest.manifest.step >= self.config.training.steps
+            finished = self.committed >= self.config.training.steps and not self.missing
             return f"finished: the model is in {self.config.job.dump_folder}" if finished else ""
         return f"stopped: {self._stopped}"
 

@@ -34,6 +34,7 @@ from thinpipe.transport.star import Exchange, exchange_of
 
 _SECONDS, _AGAIN_SECONDS = 60.0, 0.25
 _BATCHES_AHEAD = 2
+_OVER = "the hub says that the epoch is over"
 
 Tell = Callable[[str], None]
 
@@ -71,6 +72,8 @@ class HubTokens:
         data = self._post.take(self._coming.pop((split, wanted)), seconds=_SECONDS)
         for key in [key for key in self._coming if key[0] == split and key[1] not in indices]:
             self._coming.pop(key).cancel()
+        if not data:
+            raise ConnectionError(_OVER)
         ids = np.frombuffer(data, self._dtype)
         if ids.size != self._batch * (self._seq_len + 1):
             raise ConnectionError(f"the hub sent {ids.size} ids for a batch of {self._batch} x {self._seq_len + 1}")
@@ -138,6 +141,8 @@ class HubSupplies(Supplies):
         }
         request = msgspec.msgpack.encode(Ready(epoch=self._work.epoch, hashes=ours | dict(hashes)))
         answer = msgspec.msgpack.decode(self._post.request("ready", request, seconds=_SECONDS), type=Verdict)
+        if answer.over:
+            raise ConnectionError(_OVER)
         if answer.refusal:
             raise UserError(f"the hub refused: {answer.refusal}")
 

@@ -197,6 +197,7 @@ class PeerProgram:
         """What the hub has lost, of a checkpoint of which we have a part."""
         self._say(wanted.text)
         folder = self.folder / "checkpoints" / step_folder(wanted.step)
+        gave = True
         for name, sha256 in wanted.files.items():
             if not is_layer_file(name):
                 raise UserError(f"the hub wants our {name[:80]!r}: it is no hub to trust")
@@ -205,8 +206,12 @@ class PeerProgram:
                 if path.is_file() and file_sha256(path) == sha256:
                     push(post, path, f"{folder.name}/{name}")
             except UserError as error:
+                gave = False
                 self._say(f"could not give {name}: {error}")
-        self.gave = wanted.manifest
+        if gave:
+            self.gave = wanted.manifest
+        else:
+            time.sleep(_AGAIN_SECONDS)
 
     def _work(self, post: Post, work: Work) -> bool:
         """One epoch. True when the person who sits here wants to leave."""

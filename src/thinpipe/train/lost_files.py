@@ -4,6 +4,7 @@ Peers keep their part of every commit until the hub has a newer one, so what the
 """
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder
@@ -15,13 +16,13 @@ _ROTTEN, _LOST = ".rotten", "lost-"
 _MOST_NAMED = 3
 
 
-def find_newest(folder: CheckpointFolder) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint with a good manifest, whole or not, and what is wrong with newer ones. None: there is none
-    at all. Raises UserError when there are some, but none is good: nobody wants to begin anew without knowing."""
+def find_newest(folder: CheckpointFolder, *, any_before: bool) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint with a good manifest, whole or not, and what is wrong with newer ones. None: there never
+    was one. Raises UserError when none is good, or none is left: nobody wants to begin anew without knowing."""
     newest, problems = folder.newest_whole(layers=())
-    if newest is None and problems:
+    if newest is None and (problems or any_before):
         raise UserError(
-            f"no checkpoint in {folder.folder} can be read, and the run is not begun anew by itself: put one back, or "
+            f"no checkpoint is left in {folder.folder}, and the run is not begun anew by itself: put one back, or "
             "choose another job.dump_folder\n  " + "\n  ".join(problems)
         )
     return newest, problems
@@ -32,10 +33,11 @@ def find_missing(checkpoint: Checkpoint) -> dict[str, str]:
     missing: dict[str, str] = {}
     for name, entry in checkpoint.manifest.files.items():
         path = checkpoint.path / name
-        if path.is_file() and path.stat().st_size == entry.nbytes and file_sha256(path) == entry.sha256:
-            continue
+        with suppress(OSError):  # what cannot be read is missing
+            if path.stat().st_size == entry.nbytes and file_sha256(path) == entry.sha256:
+                continue
         missing[name] = entry.sha256
-        if path.exists():
+        with suppress(OSError):
             path.rename(path.with_name(path.name + _ROTTEN))
     return missing
 

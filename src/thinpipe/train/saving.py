@@ -34,11 +34,12 @@ class Saver:
         self.leads = leads(folder.folder.parent, exchange)
 
     def save(self, manifest: Manifest, layers: Mapping[str, Mapping[str, Tensor]]) -> Checkpoint:
-        """Raises OSError in every process when one of them could not write.
+        """Raises OSError in every process when one of them could not write, or has something that is not finite: to go
+        on from that would be of no use.
 
         Nothing of it is left then, unless another machine had its folder in place already: `agree` passes over that.
         """
-        step, files, problem = manifest.step, dict[str, FileEntry](), ""
+        step, files, problem = manifest.step, dict[str, FileEntry](), _not_finite(layers)
         try:
             if self.leads:
                 self.folder.begin(step)
@@ -72,6 +73,14 @@ class Saver:
                 if self.leads:
                     self.folder.abandon(step)
                 raise OSError(told if self.exchange.size == 1 else f"process {rank}: {told}")
+
+
+def _not_finite(layers: Mapping[str, Mapping[str, Tensor]]) -> str:
+    for layer, tensors in layers.items():
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not tensor.isfinite().all():
+                return f"{name} of {layer} is not finite"
+    return ""
 
 
 def leads(folder: Path, exchange: Exchange) -> bool:
