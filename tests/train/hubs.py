@@ -66,7 +66,7 @@ def running_hub(config, peers=("p0", "p1"), **settings):
                 loop.call_soon_threadsafe(task.cancel)
             thread.join(20)
             hosted.close()
-    assert not faults
+    assert not faults, faults
 
 
 def report(flops=1e9, memory_nbytes=1 << 40):

@@ -3,6 +3,7 @@
 The server tells it to its own account, of which the hub has the key. Without these news the beats still tell.
 """
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -46,6 +47,7 @@ class Departures:
 
     def __init__(self, broker: Broker, gone: Callable[[str], Awaitable[None]]) -> None:
         self._broker, self._gone = broker, gone
+        self._looking: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         broker = self._broker
@@ -57,10 +59,19 @@ class Departures:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for task in self._looking:
+            task.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
         if self._client.is_connected:
             await self._client.close()
 
     async def _heard(self, message: Msg) -> None:
+        """In a task of its own: the client cannot be closed well while it calls us."""
+        task = asyncio.create_task(self._look(message))
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
+
+    async def _look(self, message: Msg) -> None:
         news = read(_READ_NEWS, message.data)
         key = "" if news is None else news.client.user
         name = next((name for name, known in self._broker.peers.items() if known == key), None)

@@ -169,7 +169,8 @@ class Epochs:
             except (OSError, UserError) as error:
                 self.roster.call_off()
                 self.mending.look_again()
-                trouble = f"the hub cannot go on ({error}): put that right there"
+                reason = error.strerror or error if isinstance(error, OSError) else error
+                trouble = f"the hub cannot go on ({reason}): put that right there"
                 self.tell_if_new("trouble", trouble)
                 return Wait(text=trouble)
         if isinstance(found, Measure):

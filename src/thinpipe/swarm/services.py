@@ -31,7 +31,7 @@ async def serve(client: Client, name: str, service: Service) -> None:
             found = await service(peer, message.data)
         finally:
             of_peer[peer] -= 1
-        if found is not None and message.reply.startswith(f"_INBOX.{peer}."):
+        if found is not None and message.reply.startswith(f"_INBOX.{peer}.") and client.is_connected:
             await client.publish(message.reply, found)
 
     async def asked(message: Msg) -> None:

@@ -23,7 +23,7 @@ from thinpipe.core.files import write_atomically
 from thinpipe.data import Cursor
 from thinpipe.models.model import make_space
 from thinpipe.swarm.assign import Assignment, Machine, assign
-from thinpipe.swarm.commit_log import COMMITS, CommitLog
+from thinpipe.swarm.commit_log import COMMITS, CommitLog, read_commits
 from thinpipe.swarm.file_service import Accepted
 from thinpipe.swarm.hosted import Beginning, Outlook
 from thinpipe.swarm.messages import Give, Measure, Verdict
@@ -54,8 +54,8 @@ class HostedRun:
         self.source = LocalTokens(config)
         _refuse_large_batches(config, self.source.facts.vocab_size)
         self.checkpoints = CheckpointFolder(config.job.dump_folder / "checkpoints")
-        self.commit_log = CommitLog(config.job.dump_folder / COMMITS)
-        newest, problems = find_newest(self.checkpoints, any_before=bool(self.commit_log.records))
+        commits = config.job.dump_folder / COMMITS
+        newest, problems = find_newest(self.checkpoints, any_before=bool(read_commits(commits)))
         self.newest = newest or make_first_checkpoint(config, self.source.facts, self.checkpoints)
         self._before: Checkpoint | None = None
         """The commit before: spares may be copying it still."""
@@ -71,6 +71,7 @@ class HostedRun:
         self.source.keep_tokenizer(config.job.dump_folder)
         self._step: Step | None = None
         self._stopped = ""
+        self.commit_log = CommitLog(commits)
         self.ledger = open_ledger(self.commit_log, self.newest)
         self._told: Manifest | None = None
         """Of the checkpoint whose files are on their way."""
