@@ -44,7 +44,8 @@ def move_frames(taps: list[int], seconds: float, stop: int) -> int:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     frame = os.read(tap, FRAME_NBYTES)
-                    if frame[5] < len(taps):  # a machine's address; multicast is not for us
+                    # Not multicast: one that came back to its sender's bridge would teach it a wrong way to the sender.
+                    if not frame[0] & 1 and frame[5] < len(taps):
                         held.append((due, taps[frame[5]], frame))
                     count += 1
         now = time.monotonic()
