@@ -119,6 +119,7 @@ def test_partial_files_are_removed_and_nothing_else(tmp_path: Path) -> None:
 
 def test_removing_what_is_not_there_is_no_error(tmp_path: Path) -> None:
     remove_durably(tmp_path / "state.json")
+    assert names(tmp_path) == []
 
 
 def test_sha256_of_a_file(tmp_path: Path) -> None:

@@ -217,6 +217,7 @@ def test_speed(hub, post, tmp_path):
         else:
             push(post, tmp_path / "source", "pushed", seconds=LIMIT)
         print(f"{what}: {len(data) / 1e6 / (time.monotonic() - start):.0f} MB/s over loopback")
+    assert (tmp_path / "got").read_bytes() == (hub.folder / "pushed").read_bytes() == data
 
 
 def test_a_share_of_the_line(hub, post, tmp_path):
