@@ -115,6 +115,20 @@ def test_outages_begin_with_the_fault_of_one_who_computed():
     assert second.past_after is None
 
 
+def test_the_victim_belonged_to_the_epoch_that_ended_however_soon_the_next_begins():
+    quick = [
+        *LOG[:9],
+        Struck(**at(8.01), kind="kill", victim="p1", seconds=4),
+        Said(**at(8.1), text="epoch 1 is over: p1 is lost: its connection is closed"),
+        Said(**at(8.2), text="epoch 2: segments p0: 1, p2: 1; slowest part: none"),
+        started(8.3, 2),
+        step(8.4, 3),
+    ]
+    (outage,) = find_outages(quick)
+    assert outage.kinds == ("kill",)
+    assert outage.executing_after == pytest.approx(0.39)
+
+
 def config_of(minutes=1.0):
     return ChaosConfig(minutes=minutes, clean_seconds=8)
 

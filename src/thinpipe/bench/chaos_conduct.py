@@ -103,15 +103,15 @@ class _Conductor:
         heapq.heappush(self._due, (clock, next(self._order), action))
 
     def _strike(self, fault: Fault) -> None:
-        what: dict[str, Any] = {"kind": fault.kind, "victim": fault.victim, "seconds": fault.seconds}
+        what: dict[str, Any] = {"kind": fault.kind, "victim": fault.victim, "seconds": fault.seconds, **self._now()}
         try:
             done = carry_out(self._bed, fault)
         except SkippedError as error:
-            self._log.write(Struck(**self._now(), **what, skipped=str(error)))
+            self._log.write(Struck(**what, skipped=str(error)))
             return
         fault = replace(fault, victim=done.victim or fault.victim)
         what["victim"] = fault.victim
-        self._log.write(Struck(**self._now(), **what, detail=done.detail))
+        self._log.write(Struck(**what, detail=done.detail))
         self._say(f"{self._clock():6.1f} s: {fault.kind} {fault.victim}, {fault.seconds:.1f} s {done.detail}")
         self._at(self._clock() + fault.seconds, lambda: self._heal(fault, done))
 

@@ -15,6 +15,8 @@ from thinpipe.core.events import Started, Step
 HUB = "hub"
 MOST_LATE_SECONDS = 5.0
 """Steps that were under way may still be told for so long after a fault that ends their epoch."""
+_TELL_SECONDS = 0.5
+"""Until a line of the hub is in the log."""
 _EPOCH = re.compile(r"^epoch (\d+): segments (.*?);", re.M)
 _OVER = re.compile(r"epoch (\d+) is over: (.*)")
 
@@ -76,7 +78,7 @@ def find_outages(records: Sequence[AnyRecord]) -> list[Outage]:
 def _outage(records: Sequence[AnyRecord], before: float, after: float, past: float | None, free: float) -> Outage:
     """`free`: when the outage before was over."""
     earliest = max(before - MOST_LATE_SECONDS, free)
-    members = _members_at(records, before)
+    members = _members_of(records, earliest, before, after)
     struck = [
         r
         for r in records
@@ -86,7 +88,7 @@ def _outage(records: Sequence[AnyRecord], before: float, after: float, past: flo
         and (r.victim == HUB or r.victim in members)
         and r.kind not in ("poison", "second_hub")
     ]
-    healed = [r for r in records if isinstance(r, Healed) and earliest <= r.time_s <= after]
+    healed = [r for r in records if isinstance(r, Healed) and r.kind != "poison" and earliest <= r.time_s <= after]
     began = struck[0].time_s if struck else before
     overs = [
         (r.time_s, found[2])
@@ -105,9 +107,13 @@ def _outage(records: Sequence[AnyRecord], before: float, after: float, past: flo
     )
 
 
-def _members_at(records: Sequence[AnyRecord], moment: float) -> set[str]:
-    """Who computed when this step was told."""
-    return set(members_in("\n".join(r.text for r in records if isinstance(r, Said) and r.time_s <= moment + 0.5)))
+def _members_of(records: Sequence[AnyRecord], earliest: float, before: float, after: float) -> set[str]:
+    """Who computed in the epoch that ended: the one of which the hub says so, or the last one begun before."""
+    said = [r for r in records if isinstance(r, Said)]
+    over = next((found[1] for r in said if earliest <= r.time_s <= after and (found := _OVER.match(r.text))), None)
+    if over is None:
+        return set(members_in("\n".join(r.text for r in said if r.time_s <= before + _TELL_SECONDS)))
+    return set(members_in("\n".join(r.text for r in said if r.text.startswith(f"epoch {over}: "))))
 
 
 def members_in(printed: str) -> list[str]:
