@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from thinpipe.bench import chaos_networks
+from thinpipe.bench import chaos_disk, chaos_networks
 from thinpipe.bench.chaos_config import KINDS, ChaosConfig
 from thinpipe.bench.chaos_judge import Facts, judge
-from thinpipe.bench.chaos_log import Begun, ChaosLog, Committed, Ended, Happened, Healed, Said, Struck, read_log
+from thinpipe.bench.chaos_log import Begun, ChaosLog, Committed, Ended, Happened, Hashed, Healed, Said, Struck, read_log
 from thinpipe.bench.chaos_outages import find_outages
 from thinpipe.bench.chaos_results import percentile
 from thinpipe.bench.chaos_schedule import HUB, MOST_AWAY, make_schedule
@@ -24,7 +24,8 @@ def test_three_runs_of_half_an_hour_have_enough_of_everything():
     assert counts["stop"] >= 20
     assert counts["cut"] >= 20
     assert counts["deaf"] + counts["mute"] >= 20
-    assert counts["hub"] >= 5
+    assert counts["hub"] >= 20
+    assert counts["store"] >= 10
     assert counts["poison"] >= 200
     assert set(counts) == set(KINDS)
 
@@ -151,6 +152,34 @@ def test_a_run_is_judged_by_hashes_and_not_by_losses():
     assert judge(config_of(), LOG[:-1], Facts(commits={2: FILES}, steps=steps)).failures == ["it has not ended"]
 
 
+def test_files_on_the_disk_are_compared_and_one_may_only_be_missing():
+    files = {"first.safetensors": "a", "last.safetensors": "b"}
+    facts = Facts(commits={2: files}, steps={})
+    log = [*LOG[:5], Committed(**at(2.5), step=2, files=files), *LOG[6:-1]]
+    ended = Ended(**at(60))
+    missing = judge(config_of(), [*log, Hashed(**at(59), step=2, files=FILES), ended], facts)
+    assert (missing.failures, missing.files_on_disk) == ([], 1)
+    other = judge(config_of(), [*log, Hashed(**at(59), step=2, files={"first.safetensors": "c"}), ended], facts)
+    assert other.files_unequal == ["2/first.safetensors"]
+    assert len(other.failures) == 1
+
+
+def test_a_spare_must_have_been_there_for_the_time_that_counts():
+    (first, _) = find_outages(LOG)
+    assert not first.spare, "nobody said that p2 is there"
+    there = [Said(**at(0.1), text=f"{name} is there") for name in ("p0", "p1", "p2")]
+    (first, _) = find_outages([LOG[0], *there, *LOG[1:]])
+    assert first.spare
+    result = judge(config_of(), [LOG[0], *there, *LOG[1:]], Facts(commits={2: FILES}, steps={}))
+    assert (result.executing_with_spare, result.hits) == ([6.0], {"stop": 1})
+
+
+def test_who_was_given_up_and_comes_back_is_timed():
+    back = Said(**at(19.5), text="p1 is there; it was away")
+    log = sorted([*LOG, back], key=lambda record: record.time_s)
+    assert judge(config_of(), log, Facts(commits={2: FILES}, steps={})).rejoined_after == [2.5]
+
+
 def test_bad_messages_must_be_laid_at_the_right_door():
     facts = Facts(commits={2: FILES}, steps={}, poisoned=[("p1", 3)])
     assert judge(config_of(), LOG, facts).failures != []
@@ -172,23 +201,23 @@ def test_percentiles_of_few_values():
     assert percentile([], 50) != percentile([], 50)
 
 
-KINDS_IN_CI = ("kill", "stop", "cut", "deaf", "mute", "hub", "second_hub")
-
-
 @pytest.mark.timeout(900)
 def test_three_minutes_of_chaos_and_not_a_bit_differs(tmp_path):
     pytest.importorskip("matplotlib")
     without = [] if chaos_networks.missing() is None else ["--without-cuts"]
+    kinds = [kind for kind in KINDS if kind != "disk" or chaos_disk.missing() is None]
     command = [sys.executable, "-m", "thinpipe", "bench", "chaos", "--output", str(tmp_path), "--seed", "7"]
-    command += ["--minutes", "3", "--clean-seconds", "20", "--faults", *KINDS_IN_CI, *without]
+    command += ["--minutes", "3", "--clean-seconds", "20", "--faults", *kinds, *without]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-5000:]
     (result,) = json.loads((tmp_path / "chaos.json").read_text())["seeds"]
-    wanted = [kind for kind in KINDS_IN_CI if not (without and kind in ("cut", "deaf", "mute"))]
+    wanted = [kind for kind in kinds if not (without and kind in ("cut", "deaf", "mute"))]
     assert all(result["faults"][kind] >= 1 for kind in wanted), result["faults"]
     assert result["commits"] >= 3
     assert result["commits_unequal"] == result["commits_lost"] == result["commits_doubled"] == []
-    assert result["steps_unequal"] == []
+    assert result["steps_unequal"] == result["files_unequal"] == []
+    assert result["files_on_disk"] > 0
+    assert result["poisoned"] == result["poisoned_named"] > 0
     assert (tmp_path / "chaos.png").read_bytes().startswith(b"\x89PNG")
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert again.returncode == 0, "it is done, and says so at once"

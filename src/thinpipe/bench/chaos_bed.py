@@ -46,7 +46,7 @@ class Bed:
                     chaos_disk.mount(folder)
                     chaos_disk.empty(folder)
                     stack.callback(chaos_disk.unmount, folder)
-            stack.callback(self._end_all)
+            stack.callback(self.end_all)
             self._prepare()
             self._stack = stack.pop_all()
         return self
@@ -126,7 +126,8 @@ class Bed:
             found |= {"server": child.pid for child in descendants(found[HUB]) if _is_server(child)}  # noqa: B035  one
         return found
 
-    def _end_all(self) -> None:
+    def end_all(self) -> None:
+        """SIGKILL for everybody."""
         for program in (*self.programs.values(), *self.others):
             program.kill(with_children=True)
 

@@ -80,6 +80,8 @@ class _Conductor:
             problem = ""
         except UserError as error:
             problem = str(error)
+        self._bed.end_all()
+        self._watch.hash_disk()
         self._log.write(Ended(**self._now(), problem=problem))
 
     def _until(self, reached: Callable[[], bool], seconds: float, otherwise: str) -> None:

@@ -1,6 +1,5 @@
 """Carries out faults with real signals and real cuts, and says how each is undone."""
 
-import contextlib
 import random
 import signal
 from collections.abc import Callable
@@ -71,6 +70,8 @@ def _start_again(bed: Bed, name: str) -> str:
 
 def _stop(bed: Bed, fault: Fault) -> Done:
     program = _running(bed, fault.victim)
+    if program.stopped:
+        raise SkippedError(f"{fault.victim} is stopped already")
     program.signal(signal.SIGSTOP)
 
     def go_on() -> str:
@@ -86,7 +87,9 @@ def _cut(bed: Bed, fault: Fault) -> Done:
     networks, index = bed.networks, bed.index(fault.victim)
     if networks is None:
         raise SkippedError("there are no networks to cut")
-    networks.mend(index)  # it may be cut in another way
+    if index in networks.dead:
+        raise SkippedError(f"the line of {fault.victim} is cut already")
+    _running(bed, fault.victim)
     networks.cut(index, fault.kind)
 
     def mend() -> str:
@@ -124,10 +127,13 @@ def _lose_layer(bed: Bed, fault: Fault) -> Done:
     layers = sorted(commits[-1].glob("*.safetensors")) if commits else []
     if not layers:
         raise SkippedError("there is no commit yet")
-    lost = random.Random(f"{fault.at}").choice(layers)
-    with contextlib.suppress(FileNotFoundError):  # an older commit that was removed just now
-        lost.unlink()
     victim = _computing(bed, fault.victim)
+    _running(bed, victim)
+    lost = random.Random(f"{fault.at}").choice(layers)
+    try:
+        lost.unlink()
+    except FileNotFoundError:
+        raise SkippedError("the newest commit is another by now") from None
     done = _kill(bed, replace(fault, victim=victim))
     return Done(done.undo, detail=f"{lost.parent.name}/{lost.name}", victim=victim)
 

@@ -9,8 +9,19 @@ import msgspec
 
 from thinpipe.bench.chaos_config import ChaosConfig
 from thinpipe.bench.chaos_faults import REFUSED, UNDECIDED
-from thinpipe.bench.chaos_log import AnyRecord, Committed, Ended, Exited, Happened, Healed, Sampled, Struck
-from thinpipe.bench.chaos_outages import Outage, find_outages
+from thinpipe.bench.chaos_log import (
+    AnyRecord,
+    Committed,
+    Ended,
+    Exited,
+    Happened,
+    Hashed,
+    Healed,
+    Said,
+    Sampled,
+    Struck,
+)
+from thinpipe.bench.chaos_outages import HUB, Outage, find_outages, members_at
 from thinpipe.bench.chaos_results import SEVERAL, SeedResult, Usage
 from thinpipe.core.events import Started, Step
 
@@ -48,10 +59,14 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
         command=config.command,
         faults=dict(Counter(r.kind for r in done)),
         skipped=len(struck) - len(done),
-        zombie_returns=_zombies(config, done, healed),
+        hits=dict(Counter(r.kind for r in done if r.victim == HUB or r.victim in members_at(records, r.time_s))),
+        zombie_returns=len(zombies := _zombies(config, done, healed)),
+        rejoined_after=_rejoined(records, zombies),
         commits=len(counts),
         commits_unequal=[commit.step for commit in commits if facts.commits.get(commit.step) != commit.files],
         commits_lost=_lost(records),
+        files_on_disk=sum(len(r.files) for r in records if isinstance(r, Hashed)),
+        files_unequal=_unequal_on_disk(records, facts),
         commits_doubled=[step for step, count in counts.items() if count > 1],
         steps_executed=len(steps),
         steps_unequal=[
@@ -63,6 +78,7 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
         second_hubs_refused=sum(detail.startswith(REFUSED) for detail in second),
         second_hubs_not_refused=[detail[:200] for detail in second if not detail.startswith(REFUSED)],
         executing_after=[outage.executing_after for outage in by_fault],
+        executing_with_spare=[outage.executing_after for outage in by_fault if outage.spare],
         executing_by_kind=_by_kind(by_fault),
         past_after=[outage.past_after for outage in by_fault if outage.past_after is not None],
         noticed_after=[outage.noticed_after for outage in by_fault if outage.noticed_after is not None],
@@ -91,11 +107,39 @@ def _words(outage: Outage) -> str:
     return f"{outage.why or 'the hub said nothing'}{back}"
 
 
-def _zombies(config: ChaosConfig, done: Sequence[Struck], healed: Sequence[Healed]) -> int:
+def _zombies(config: ChaosConfig, done: Sequence[Struck], healed: Sequence[Healed]) -> list[Healed]:
     """Those who were stopped, or cut off, for longer than it takes to be lost, and came back alive."""
-    return sum(
-        not r.detail and any(_longer(config, fault, r) for fault in done if fault.victim == r.victim) for r in healed
-    )
+    return [
+        r
+        for r in healed
+        if not r.detail and any(_longer(config, fault, r) for fault in done if fault.victim == r.victim)
+    ]
+
+
+def _rejoined(records: Sequence[AnyRecord], zombies: Sequence[Healed]) -> list[float]:
+    """Until the hub says that it is there again. Not counted: who is struck once more before, or the hub."""
+    found: list[float] = []
+    for back in zombies:
+        for r in records:
+            if r.time_s < back.time_s:
+                continue
+            if isinstance(r, Struck) and not r.skipped and r.kind != "poison" and r.victim in (back.victim, HUB):
+                break
+            if isinstance(r, Said) and r.text.startswith(f"{back.victim} is there"):
+                found.append(r.time_s - back.time_s)
+                break
+    return found
+
+
+def _unequal_on_disk(records: Sequence[AnyRecord], facts: Facts) -> list[str]:
+    """A file may be missing, if chaos has deleted it; none may differ."""
+    return [
+        f"{r.step}/{name}"
+        for r in records
+        if isinstance(r, Hashed)
+        for name, sha256 in r.files.items()
+        if facts.commits.get(r.step, {}).get(name) != sha256
+    ]
 
 
 def _longer(config: ChaosConfig, fault: Struck, back: Healed) -> bool:

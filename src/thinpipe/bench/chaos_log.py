@@ -50,6 +50,14 @@ class Committed(Record, frozen=True, kw_only=True, tag="commit"):
     """sha256 of each."""
 
 
+class Hashed(Record, frozen=True, kw_only=True, tag="disk"):
+    """A commit as it lies on the hub's disk when all is over."""
+
+    step: int
+    files: dict[str, str]
+    """sha256 of each, computed from its bytes."""
+
+
 class Happened(Record, frozen=True, kw_only=True, tag="event"):
     """What the run told of itself."""
 
@@ -85,7 +93,7 @@ class Ended(Record, frozen=True, kw_only=True, tag="ended"):
     problem: str = ""
 
 
-AnyRecord = Begun | Struck | Healed | Committed | Happened | Said | Sampled | Exited | Ended
+AnyRecord = Begun | Struck | Healed | Committed | Hashed | Happened | Said | Sampled | Exited | Ended
 _DECODER = msgspec.json.Decoder(AnyRecord)
 
 

@@ -1,4 +1,7 @@
-"""The run that chaos is made of: a small model in as many segments as there are stages, and tokens made from a seed."""
+"""The run that chaos is made of: a small model in as many segments as there are stages, and tokens made from a seed.
+
+Its boundaries remember what they have sent (EF21), so that what they remember is part of what must come back.
+"""
 
 import random
 from pathlib import Path
@@ -6,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from thinpipe.bench.chaos_config import ChaosConfig
-from thinpipe.boundary.settings import BoundarySection
+from thinpipe.boundary.settings import BoundarySection, Compression
 from thinpipe.core.config import dump_toml
 from thinpipe.core.digest import text_sha256
 from thinpipe.data import ShardWriter, Vocabulary
@@ -60,7 +63,9 @@ def run_config(config: ChaosConfig, dump_folder: Path) -> RunConfig:
             pipeline_parallel_microbatch_size=2,
             timeout_seconds=_TIMEOUT_SECONDS,
         ),
-        boundary=BoundarySection(forward="bf16", backward="bf16"),
+        boundary=BoundarySection(
+            forward="bf16", gradients=Compression(kind="quantise", bits=8, per="token", memory="ef21")
+        ),
         lr_scheduler=SchedulerSection(warmup_steps=10),
         basis=BasisSection(interval=50),
         checkpoint=CheckpointSection(interval=config.steps_per_commit, keep_latest_k=_KEEP),

@@ -37,6 +37,8 @@ class Networks(Lab):
 
     def __init__(self, peers: int) -> None:
         super().__init__(1 + peers, network="203.0.113")
+        self.dead: set[int] = set()
+        """Peers whose lines are cut."""
 
     def prefix(self, machine: int) -> list[str]:
         """Before a command that shall run there."""
@@ -49,7 +51,9 @@ class Networks(Lab):
             for hook in _RULES[kind]
         )
         run(*self.prefix(1 + peer), "nft", f"table ip chaos {{\n{chains}\n}}")
+        self.dead.add(peer)
 
     def mend(self, peer: int) -> None:
         """Whatever was cut."""
         run(*self.prefix(1 + peer), "nft", "add table ip chaos; delete table ip chaos")
+        self.dead.discard(peer)

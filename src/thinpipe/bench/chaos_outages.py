@@ -18,6 +18,7 @@ MOST_LATE_SECONDS = 5.0
 _TELL_SECONDS = 0.5
 """Until a line of the hub is in the log."""
 _EPOCH = re.compile(r"^epoch (\d+): segments (.*?);", re.M)
+_THERE, _GONE = re.compile(r"(\S+) is there"), re.compile(r"(\S+) (is lost|has left|was )")
 _OVER = re.compile(r"epoch (\d+) is over: (.*)")
 
 
@@ -38,6 +39,8 @@ class Outage:
     """Without a fault: who came back just before."""
     why: str
     """The hub's words."""
+    spare: bool = False
+    """Somebody was there who did not compute when it began, and the hub was not the victim."""
 
     @property
     def executing_after(self) -> float:
@@ -95,7 +98,9 @@ def _outage(records: Sequence[AnyRecord], before: float, after: float, past: flo
         for r in records
         if isinstance(r, Said) and began <= r.time_s <= after and (found := _OVER.match(r.text))
     ]
+    spares = present_at(records, began) - members
     return Outage(
+        spare=bool(struck and spares - {fault.victim for fault in struck}) and all(r.victim != HUB for r in struck),
         last_step_s=before,
         began_s=began,
         noticed_s=overs[0][0] if overs else None,
@@ -112,8 +117,28 @@ def _members_of(records: Sequence[AnyRecord], earliest: float, before: float, af
     said = [r for r in records if isinstance(r, Said)]
     over = next((found[1] for r in said if earliest <= r.time_s <= after and (found := _OVER.match(r.text))), None)
     if over is None:
-        return set(members_in("\n".join(r.text for r in said if r.time_s <= before + _TELL_SECONDS)))
+        return members_at(records, before + _TELL_SECONDS)
     return set(members_in("\n".join(r.text for r in said if r.text.startswith(f"epoch {over}: "))))
+
+
+def members_at(records: Sequence[AnyRecord], moment: float) -> set[str]:
+    """Of the newest epoch."""
+    return set(members_in("\n".join(r.text for r in records if isinstance(r, Said) and r.time_s <= moment)))
+
+
+def present_at(records: Sequence[AnyRecord], moment: float) -> set[str]:
+    """Who is there in the hub's eyes."""
+    present: set[str] = set()
+    for record in records:
+        if record.time_s > moment:
+            break
+        if isinstance(record, Struck) and record.kind == "hub" and not record.skipped:
+            present.clear()
+        elif isinstance(record, Said) and (found := _THERE.match(record.text)):
+            present.add(found[1])
+        elif isinstance(record, Said) and (found := _GONE.match(record.text)):
+            present.discard(found[1])
+    return present
 
 
 def members_in(printed: str) -> list[str]:

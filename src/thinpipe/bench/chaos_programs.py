@@ -66,6 +66,14 @@ class Program:
         return self.process.poll() is None
 
     @property
+    def stopped(self) -> bool:
+        """By SIGSTOP."""
+        try:
+            return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
+        except psutil.NoSuchProcess:
+            return False
+
+    @property
     def printed(self) -> str:
         """By this process alone."""
         with self.output.open("rb") as file:

@@ -26,13 +26,20 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     faults: dict[str, int]
     """By kind, those that happened."""
+    hits: dict[str, int]
+    """Of these, those that happened to somebody who computed, or to the hub."""
     skipped: int
     zombie_returns: int
+    rejoined_after: list[float]
+    """Seconds, of those who came back after they were given up."""
     commits: int
     commits_unequal: list[int]
     commits_lost: list[int]
     """After which the run went on from an earlier one."""
     commits_doubled: list[int]
+    files_on_disk: int
+    """Of the hub, hashed at the end."""
+    files_unequal: list[str]
     steps_executed: int
     steps_unequal: list[int]
     """Loss or norm of the gradient differs from the undisturbed run: a message of another step, epoch or life would."""
@@ -41,6 +48,8 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     second_hubs_not_refused: list[str]
     executing_after: list[float]
     """Seconds, of every outage by a fault."""
+    executing_with_spare: list[float]
+    """Of these, the outages in which a spare was there, however many faults came together; without those of the hub."""
     executing_by_kind: dict[str, list[float]]
     """The same by what the fault was; `several` when they came together."""
     past_after: list[float]
@@ -68,6 +77,7 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
             "commits differ from the undisturbed run": self.commits_unequal,
             "commits are lost": self.commits_lost,
             "commits came twice": self.commits_doubled,
+            "files on the hub's disk differ from the undisturbed run": self.files_unequal,
             "steps differ from the undisturbed run": self.steps_unequal,
             "a second hub was not refused": self.second_hubs_not_refused,
             "poisoned messages were not named": range(self.poisoned - self.poisoned_named),

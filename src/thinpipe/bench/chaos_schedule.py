@@ -12,18 +12,19 @@ from dataclasses import dataclass
 from thinpipe.bench.chaos_config import ChaosConfig, Kind
 
 PER_MINUTE: dict[Kind, float] = {
-    "kill": 0.6,
+    "kill": 0.7,
     "stop": 0.27,
     "cut": 0.27,
     "deaf": 0.14,
     "mute": 0.14,
-    "hub": 0.1,
+    "hub": 0.25,
     "second_hub": 0.04,
-    "store": 0.07,
+    "store": 0.12,
     "disk": 0.07,
     "poison": 2.4,
 }
-"""So that three runs of half an hour have more than 50 kills, 20 stops, 20 cuts, 5 kills of the hub, 200 poisonings."""
+"""So that three runs of half an hour have more than 50 kills, 20 stops, 20 cuts of each sort, 20 kills of the hub, 10
+lost layers and 200 poisonings."""
 COMPANIONS = 0.15
 """The share of faults that come during the recovery from the one before."""
 MOST_AWAY = 2

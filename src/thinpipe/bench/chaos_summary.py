@@ -34,10 +34,11 @@ def _verdict(results: Sequence[SeedResult]) -> str:
 
 def _faults(results: Sequence[SeedResult]) -> str:
     kinds = [kind for kind in KINDS if any(result.faults.get(kind) for result in results)]
-    rows: list[tuple[str, Callable[[SeedResult], float]]] = [
-        (kind, lambda result, kind=kind: result.faults.get(kind, 0))  # type: ignore[misc]
-        for kind in kinds
-    ]
+    rows: list[tuple[str, Callable[[SeedResult], float]]] = []
+    for kind in kinds:
+        rows.append((kind, lambda result, kind=kind: result.faults.get(kind, 0)))  # type: ignore[misc]
+        if any(result.hits.get(kind) != result.faults.get(kind) for result in results):
+            rows.append((f"{kind}, of one who computed", lambda result, kind=kind: result.hits.get(kind, 0)))  # type: ignore[misc]
     rows += [
         ("came back after it was given up", lambda result: result.zombie_returns),
         ("not done: the victim was away already", lambda result: result.skipped),
@@ -53,8 +54,10 @@ def _weights(results: Sequence[SeedResult]) -> str:
         [
             ("commits compared, every layer", lambda result: result.commits),
             ("unequal", lambda result: len(result.commits_unequal)),
-            ("lost", lambda result: len(result.commits_lost)),
-            ("doubled", lambda result: len(result.commits_doubled)),
+            ("commits lost", lambda result: len(result.commits_lost)),
+            ("files on the hub's disk at the end, hashed", lambda result: result.files_on_disk),
+            ("unequal", lambda result: len(result.files_unequal)),
+            ("commits doubled", lambda result: len(result.commits_doubled)),
             ("steps computed, loss and norm compared", lambda result: result.steps_executed),
             ("unequal (a stale message would be)", lambda result: len(result.steps_unequal)),
             ("skipped", lambda result: result.steps_skipped),
@@ -73,10 +76,12 @@ def _recovery(results: Sequence[SeedResult]) -> str:
     lists: dict[str, Callable[[SeedResult], list[float]]] = {
         "noticed by the hub": lambda result: result.noticed_after,
         "executing again": lambda result: result.executing_after,
+        "executing again, a spare was there": lambda result: result.executing_with_spare,
         "past the highest step": lambda result: result.past_after,
+        "given up, back: with us again": lambda result: result.rejoined_after,
     }
     heads = [f"seed {result.seed}" for result in results]
-    lines = [_row(["seconds after the fault", *heads, "all"]), _row(["---", *["---:"] * (len(heads) + 1)])]
+    lines = [_row(["seconds", *heads, "all"]), _row(["---", *["---:"] * (len(heads) + 1)])]
     for name, values_of in lists.items():
         groups = [values_of(result) for result in results]
         groups.append([value for group in groups for value in group])
@@ -86,23 +91,17 @@ def _recovery(results: Sequence[SeedResult]) -> str:
     lines.append(_row(["outages", *map(str, counts), str(sum(counts))]))
     kept = [f"{result.throughput_kept:.0%}" for result in results]
     lines.append(_row(["throughput kept", *kept, f"{_kept(results):.0%}"]))
-    alone = [
-        value
-        for result in results
-        for kind, values in result.executing_by_kind.items()
-        if kind != SEVERAL
-        for value in values
-    ]
-    reached = "met" if percentile(alone, 95) <= TARGET_SECONDS else "not met"
     for kind in (*KINDS, SEVERAL):
         of_kind = [value for result in results for value in result.executing_by_kind.get(kind, [])]
         if of_kind:
             each = [result.executing_by_kind.get(kind, []) for result in results]
             cells = [_both(values) for values in (*each, of_kind)]
             lines.append(_row([f"executing again after {kind}, p50 / p95", *cells]))
+    spared = [value for result in results for value in result.executing_with_spare]
+    reached = "met" if percentile(spared, 95) <= TARGET_SECONDS else "not met"
     return "\n".join(lines) + (
-        f"\n\nTarget: executing again within {TARGET_SECONDS:g} s, p95, of one fault at a time (a spare is there): "
-        f"{_seconds(alone, 95)}, {reached}."
+        f"\n\nTarget: executing again within {TARGET_SECONDS:g} s, p95, where a spare was there and the hub was not "
+        f"the victim ({len(spared)} outages, also of several faults): {_seconds(spared, 95)}, {reached}."
     )
 
 

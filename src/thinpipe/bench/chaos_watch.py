@@ -2,20 +2,19 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from thinpipe.bench.chaos_bed import Bed
-from thinpipe.bench.chaos_log import AnyRecord, Committed, Exited, Happened, Said, Sampled
+from thinpipe.bench.chaos_log import AnyRecord, Committed, Exited, Happened, Hashed, Said, Sampled
 from thinpipe.bench.chaos_programs import use_of
-from thinpipe.checkpoint import Manifest
-from thinpipe.checkpoint.folder import MANIFEST
 from thinpipe.core.events import AnyEvent, Step
+from thinpipe.core.files import file_sha256
 
 SAMPLE_SECONDS = 5.0
-_WORTH_TELLING = re.compile(r"\S+ (is there|is lost|has left|was )|epoch \d+")
+_WORTH_TELLING = re.compile(r"\S+ (is there|is lost|has left|was )|epoch \d+|step \d+ .*(is lost|is whole|going on)")
 _EVENTS: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
@@ -27,15 +26,11 @@ class _Commit(msgspec.Struct):
 
 
 class Tail:
-    """Whole lines that are appended to a file from now on."""
+    """Whole lines that are appended to a file from now on; with `whole` also those that it has."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, whole: bool = False) -> None:
         self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
-
-    @property
-    def exists(self) -> bool:
-        return self._path.exists()
+        self._offset = path.stat().st_size if path.exists() and not whole else 0
 
     def lines(self) -> list[bytes]:
         if not self._path.exists():
@@ -57,9 +52,8 @@ class Watch:
         self._bed, self._tell, self._clock = bed, tell, clock
         self._events = Tail(bed.dump_folder / "events.jsonl")
         self._printed = Tail(bed.printed("hub"))
-        self._list = Tail(bed.dump_folder / "commits.jsonl")
-        self._written: dict[int, int] = {}
-        self._known = known
+        self._list = Tail(bed.dump_folder / "commits.jsonl", whole=True)
+        self._known = dict(known)
         self._exited: set[int] = set()
         self._sampled = 0.0
         self.steps = 0
@@ -95,32 +89,20 @@ class Watch:
             self._tell(Happened(**self._now(), event=event))
 
     def _look_at_commits(self) -> None:
-        """The hub's own list, if it keeps one; otherwise its folders."""
-        for step, files in self._listed() if self._list.exists else self._found():
-            self._tell(Committed(**self._now(), step=step, files=files))
-            self.commits = max(self.commits, step)
-
-    def _listed(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """By the hub's own list, from its beginning: what was written during a break belongs to the run."""
         for line in self._list.lines():
             commit = msgspec.json.decode(line, type=_Commit)
-            yield commit.step, commit.files
+            if self._known.pop(commit.step, None) != commit.files:
+                self._tell(Committed(**self._now(), step=commit.step, files=commit.files))
+                self.commits = max(self.commits, commit.step)
 
-    def _found(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """A commit that is written a second time is told a second time."""
-        for path in sorted((self._bed.dump_folder / "checkpoints").glob("step-*")):
-            step = int(path.name.removeprefix("step-"))
-            try:
-                written = (path / MANIFEST).stat().st_mtime_ns
-                if step == 0 or self._written.get(step) == written:
-                    continue
-                manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
-            except (FileNotFoundError, NotADirectoryError):
-                continue  # an old one, removed just now
-            files = {name: entry.sha256 for name, entry in manifest.files.items()}
-            first_look = step not in self._written
-            self._written[step] = written
-            if not (first_look and self._known.get(step) == files):
-                yield step, files
+    def hash_disk(self) -> None:
+        """What lies on the hub's disk, byte for byte."""
+        for folder in sorted((self._bed.dump_folder / "checkpoints").glob("step-*")):
+            step = int(folder.name.removeprefix("step-"))
+            if step:
+                files = {path.name: file_sha256(path) for path in sorted(folder.glob("*.safetensors"))}
+                self._tell(Hashed(**self._now(), step=step, files=files))
 
     def _look_at_programs(self) -> None:
         for name, program in self._bed.programs.items():
