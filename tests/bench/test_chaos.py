@@ -152,6 +152,13 @@ def test_a_run_is_judged_by_hashes_and_not_by_losses():
     assert judge(config_of(), LOG[:-1], Facts(commits={2: FILES}, steps=steps)).failures == ["it has not ended"]
 
 
+def test_a_commit_that_is_given_up_with_a_word_is_not_lost_but_counted():
+    said = Said(**at(8.7), text="step 4 of blocks.3 is lost at the hub (held by p1, who is away): going on from step 2")
+    log = [*LOG[:9], Committed(**at(8.5), step=4, files=FILES), said, *LOG[9:]]
+    result = judge(config_of(), log, Facts(commits={2: FILES, 4: FILES}, steps={}))
+    assert (result.commits_lost, result.commits_given_up) == ([], [said.text])
+
+
 def test_files_on_the_disk_are_compared_and_one_may_only_be_missing():
     files = {"first.safetensors": "a", "last.safetensors": "b"}
     facts = Facts(commits={2: files}, steps={})

@@ -10,6 +10,7 @@ from thinpipe.bench.chaos_bed import HUB, Bed
 from thinpipe.bench.chaos_config import Kind
 from thinpipe.bench.chaos_programs import Program
 from thinpipe.bench.chaos_schedule import Fault
+from thinpipe.checkpoint.folder import step_folder
 
 REFUSED = "refused"
 """What the detail of a second hub that was turned away begins with."""
@@ -123,7 +124,8 @@ def _second_hub(bed: Bed, _fault: Fault) -> Done:
 
 def _lose_layer(bed: Bed, fault: Fault) -> Done:
     """Then somebody is killed, so that the layer is needed."""
-    commits = sorted((bed.dump_folder / "checkpoints").glob("step-*"))
+    folder = bed.dump_folder / "checkpoints"
+    commits = sorted(path for path in folder.glob("step-*") if path.name != step_folder(0))
     layers = sorted(commits[-1].glob("*.safetensors")) if commits else []
     if not layers:
         raise SkippedError("there is no commit yet")

@@ -1,5 +1,6 @@
 """Judges a chaos run from its log and the undisturbed run: by hashes and by what the hub wrote. Pure."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from thinpipe.bench.chaos_outages import HUB, Outage, find_outages, members_at
 from thinpipe.bench.chaos_results import SEVERAL, SeedResult, Usage
 from thinpipe.core.events import Started, Step
 
+_GIVEN_UP = re.compile(r"step (\d+) of .* is lost at the hub .*going on from step (\d+)")
 WARM_SECONDS = 60.0
 """Of a process's life that do not count for its memory; nor does the beginning of the run."""
 
@@ -64,7 +66,8 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
         rejoined_after=_rejoined(records, zombies),
         commits=len(counts),
         commits_unequal=[commit.step for commit in commits if facts.commits.get(commit.step) != commit.files],
-        commits_lost=_lost(records),
+        commits_lost=_lost(records)[0],
+        commits_given_up=_lost(records)[1],
         files_on_disk=sum(len(r.files) for r in records if isinstance(r, Hashed)),
         files_unequal=_unequal_on_disk(records, facts),
         commits_doubled=[step for step, count in counts.items() if count > 1],
@@ -147,14 +150,18 @@ def _longer(config: ChaosConfig, fault: Struck, back: Healed) -> bool:
     return same and abs(fault.clock_s + fault.seconds - back.clock_s) < 1 and fault.seconds > config.lost_after_seconds
 
 
-def _lost(records: Sequence[AnyRecord]) -> list[int]:
-    newest, lost = 0, []
+def _lost(records: Sequence[AnyRecord]) -> tuple[list[int], list[str]]:
+    """Commits after which the run went on from an earlier one: without a word; and what the hub said of the others."""
+    newest, lost, said = 0, list[int](), list[str]()
     for record in records:
         if isinstance(record, Committed):
             newest = max(newest, record.step)
+        elif isinstance(record, Said) and (found := _GIVEN_UP.match(record.text)) and int(found[1]) == newest:
+            said.append(record.text)
+            newest = int(found[2])
         elif isinstance(record, Happened) and isinstance(record.event, Started) and record.event.step < newest:
             lost.append(newest)
-    return lost
+    return lost, said
 
 
 def _rate(records: Sequence[AnyRecord], begin: float, end: float) -> float:

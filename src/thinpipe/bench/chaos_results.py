@@ -35,7 +35,9 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     commits: int
     commits_unequal: list[int]
     commits_lost: list[int]
-    """After which the run went on from an earlier one."""
+    """After which the run went on from an earlier one without a word."""
+    commits_given_up: list[str]
+    """A layer was lost at the hub while the only other one who had it was away: what the hub said."""
     commits_doubled: list[int]
     files_on_disk: int
     """Of the hub, hashed at the end."""

@@ -55,6 +55,7 @@ def _weights(results: Sequence[SeedResult]) -> str:
             ("commits compared, every layer", lambda result: result.commits),
             ("unequal", lambda result: len(result.commits_unequal)),
             ("commits lost", lambda result: len(result.commits_lost)),
+            ("given up, and said: both holders of a layer gone", lambda result: len(result.commits_given_up)),
             ("files on the hub's disk at the end, hashed", lambda result: result.files_on_disk),
             ("unequal", lambda result: len(result.files_unequal)),
             ("commits doubled", lambda result: len(result.commits_doubled)),
