@@ -1,7 +1,7 @@
 """The cases of the contract test, and what a case comes to: shared by the twin in the test and the worker processes."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from thinpipe.boundary.formats import FORMATS
 from thinpipe.boundary.registry import METHODS
 from thinpipe.boundary.settings import BoundarySection, Compression
 from thinpipe.checkpoint import memories
-from thinpipe.models.config import SubspaceConfig
+from thinpipe.models.config import NeckConfig, SubspaceConfig
 from thinpipe.pipeline.schedules import SCHEDULES
 from thinpipe.train.config import (
     BasisSection,
@@ -33,6 +33,7 @@ class Case:
     name: str
     boundary: BoundarySection
     family: str = "llama"
+    neck: NeckConfig = field(default_factory=NeckConfig)
 
     @property
     def confined(self) -> bool:
@@ -75,6 +76,10 @@ CASES = [
         "ef21-mask", "none", replace(TOPK, memory="ef21"), Compression(kind="topk", reuse_mask=True, memory="ef")
     ),
     compressed("aqsgd", "none", replace(QUANTISE, bits=2, memory="aqsgd"), QUANTISE),
+    Case("keel", BoundarySection(), neck=NeckConfig(width=6, anchor_rank=4, ngram_rows=32, ngram_rank=4)),
+    Case("keel-int8-int4", BoundarySection(forward="int8", backward="int4"), neck=NeckConfig(width=8)),
+    Case("learned", BoundarySection(), neck=NeckConfig(kind="learned", width=6, anchor_rank=4)),
+    Case("bottleneck", BoundarySection(forward="bf16", backward="bf16"), neck=NeckConfig(kind="bottleneck", width=6)),
 ]
 
 
@@ -94,6 +99,7 @@ def config_of(case: Case, segments: int, schedule: str) -> RunConfig:
             max_seq_len=TOKENS,
             boundaries=tuple(range(1, segments)),
             subspace=SubspaceConfig(width=6) if case.confined else SubspaceConfig(),
+            neck=case.neck,
             **sizes,
         ),
         training=TrainingSection(steps=case.steps, global_batch_size=batch_size(segments), seq_len=TOKENS),

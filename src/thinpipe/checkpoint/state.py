@@ -1,7 +1,7 @@
 """What has to be kept of a model, layer by layer: weights, optimiser state, basis, the tracker's sums.
 
-The layers are `first`, `blocks.N` and `last`, and `run` for what every process has alike. Nothing depends on how many
-processes hold them. No random state is kept: everything random is drawn from seeds that name their place in the run.
+The layers are `first`, `blocks.N`, `necks.N` and `last`, and `run` for what every process has alike. Nothing depends on
+how many processes hold them. No random state is kept: everything random is drawn from seeds that name their place.
 """
 
 import platform
@@ -121,7 +121,7 @@ def restore(
 
 def _layer_of(name: str) -> str:
     parts = name.split(".")
-    return ".".join(parts[:2]) if parts[0] == "blocks" else parts[0]
+    return ".".join(parts[:2]) if parts[0] in ("blocks", "necks") else parts[0]
 
 
 def _moments(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -> Mapping[str, Tensor]:

@@ -25,6 +25,26 @@ class SubspaceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NeckConfig:
+    """How few numbers cross a boundary while blocks write to all of R^D: the rest is a segment's own scratch."""
+
+    width: int | None = None
+    """Numbers per token that cross a boundary (k). None: the stream has no neck."""
+    kind: Literal["keel", "learned", "bottleneck"] = "keel"
+    """keel: the first k channels of the stream run through the whole model. learned: an orthonormal projector on
+    either side of each boundary, trained on the Stiefel manifold. bottleneck: the first k channels, and small networks
+    that add to them what they make of all channels, and to all channels what they make of the message."""
+    anchor_rank: int = 0
+    """Segments after a boundary start from a trainable vector of each token, of this rank. 0: the message alone."""
+    ngram_rows: int = 0
+    """And from one of each pair of tokens, which share so many rows by their hashes. 0: no pairs."""
+    ngram_rank: int = 32
+    """Of these."""
+    hidden: int | None = None
+    """bottleneck: width of the small networks. None: 2 k."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Fields that every family shares."""
 
@@ -46,6 +66,7 @@ class ModelConfig:
     boundaries: tuple[int, ...] = ()
     """Cuts: (2, 4) makes the segments blocks 0-1, 2-3 and 4 to the end."""
     subspace: SubspaceConfig = field(default_factory=SubspaceConfig)
+    neck: NeckConfig = field(default_factory=NeckConfig)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "n_layers", "n_heads", "max_seq_len"):
@@ -61,6 +82,7 @@ class ModelConfig:
             )
         if self.tied and self.boundaries:
             raise UserError("a tied model cannot be cut: set tied = false, or leave boundaries empty")
+        self._check_neck()
         width = self.subspace.width
         if width is None:
             return
@@ -73,6 +95,28 @@ class ModelConfig:
                 "subspace.free_last frees the blocks after the last boundary, but there is no boundary: "
                 "set boundaries, or subspace.free_last = false to confine every block"
             )
+
+    def _check_neck(self) -> None:
+        neck = self.neck
+        if neck.width is None:
+            if neck != NeckConfig():
+                raise UserError("neck has settings but no width: set neck.width, or leave them out")
+            return
+        if not 1 <= neck.width <= self.dim:
+            raise UserError(f"neck.width {neck.width} must lie between 1 and dim {self.dim}")
+        if self.subspace.width is not None:
+            raise UserError("blocks are confined (subspace.width) or free with a neck (neck.width): set one of them")
+        if not self.boundaries:
+            raise UserError("neck.width is of boundaries, and there is none: set boundaries")
+        if min(neck.anchor_rank, neck.ngram_rows) < 0 or neck.ngram_rank < 1:
+            raise UserError("neck.anchor_rank and neck.ngram_rows must be at least 0, neck.ngram_rank at least 1")
+        if neck.hidden is not None and (neck.kind != "bottleneck" or neck.hidden < 1):
+            raise UserError('neck.hidden is for kind = "bottleneck", and at least 1')
+
+    @property
+    def state_width(self) -> int:
+        """Numbers per token that cross a boundary."""
+        return self.neck.width or self.subspace.width or self.dim
 
     @property
     def head_dim(self) -> int:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from thinpipe.core.errors import UserError
 from thinpipe.models.config import SubspaceConfig
 from thinpipe.models.initial import materialise
 from thinpipe.models.model import Model, build
@@ -32,6 +33,8 @@ def fold(model: Model) -> Model:
 
     Dropout in training is not the same: GPT-2's first one acts on the coordinates alone before, on everything after.
     """
+    if model.config.neck.width is not None:
+        raise UserError("a model with a neck is no plain model of its family, and cannot be exported as one")
     if not isinstance(model.space, Subspace):
         return model
     config = replace(model.config, boundaries=(), subspace=SubspaceConfig())

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from thinpipe.core.seeds import derive_seed
 from thinpipe.models.config import ModelConfig
 from thinpipe.models.model import Model, Segment
+from thinpipe.models.neck import Projector
 from thinpipe.subspace import Writer
 from thinpipe.subspace.coordinates import copy_mark
 from thinpipe.subspace.normal import fill_normal
+from thinpipe.subspace.stiefel import orthonormalise
 
 Part = TypeVar("Part", Model, Segment)
 
@@ -40,7 +42,9 @@ def materialise(
                 new = nn.Parameter(torch.empty(old.shape, device=device, dtype=dtype), old.requires_grad)
                 copy_mark(old, new)
                 if draw:
-                    draw_initial(new.data, module, name, part.config, derive_seed(seed, f"{module_name}.{name}"))
+                    # Projectors begin alike, so that what one writes the next one reads.
+                    place = "projector" if isinstance(module, Projector) else module_name
+                    draw_initial(new.data, module, name, part.config, derive_seed(seed, f"{place}.{name}"))
                 replaced[old] = new
             setattr(module, name, replaced[old])
         empty = [(name, buffer) for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
@@ -61,5 +65,8 @@ def draw_initial(target: Tensor, owner: nn.Module, name: str, config: ModelConfi
     elif isinstance(owner, nn.Linear | nn.Embedding):
         std = config.init_std / (2 * config.n_layers) ** 0.5 if isinstance(owner, Writer) else config.init_std
         fill_normal(target, std, seed)
+    elif isinstance(owner, Projector):
+        fill_normal(target, 1.0, seed)
+        target.copy_(orthonormalise(target))
     else:
         target.fill_(1.0)

@@ -49,6 +49,13 @@ class Memory:
     def __init__(self, max_length: int) -> None:
         self.max_length = max_length
         self._layers: dict[int, LayerMemory] = {}
+        self._last_ids: dict[int, Tensor] = {}
+
+    def before(self, block: int, ids_BT: Tensor) -> Tensor | None:
+        """The token before these ids, for the segment that begins with this block; None at the beginning."""
+        before_B1 = self._last_ids.get(block)
+        self._last_ids[block] = ids_BT[:, -1:]
+        return before_B1
 
     def layer(self, block: int) -> LayerMemory:
         return self._layers.setdefault(block, LayerMemory(self.max_length))

@@ -16,6 +16,7 @@ from thinpipe.models.config import Execution, GPT2Config, LlamaConfig, ModelConf
 from thinpipe.models.gpt2 import gpt2_parts
 from thinpipe.models.llama import llama_parts
 from thinpipe.models.memory import Memory
+from thinpipe.models.neck import Neck
 from thinpipe.subspace import FIXED_TABLES, Basis, DenseSpace, FixedTable, FreeSpace, Stream, Subspace, rebase
 from thinpipe.subspace.space import OnGradient
 
@@ -39,11 +40,13 @@ class Segment(nn.Module):
         first: nn.Module | None,
         blocks: dict[int, nn.Module],
         last: nn.Module | None,
+        neck: Neck | None = None,
     ) -> None:
         super().__init__()
         self.config, self.space = config, space
         by_name = nn.ModuleDict({str(index): block for index, block in blocks.items()})
         self.first, self.blocks, self.last = first, by_name, last  # in layer order, as in the whole model
+        self.necks = nn.ModuleDict({} if neck is None else {str(neck.segment): neck})
         self.execution = Execution()
         self.on_gradient: OnGradient | None = None
         """Called with the D-wide gradient at the input of this segment."""
@@ -59,7 +62,11 @@ class Segment(nn.Module):
                 state = self.first(ids_BT, start)
             elif state is None:
                 raise ValueError("only the first segment starts from token ids alone")
-            stream = self.space.open(ids_BT, state, self.on_gradient, start)
+            neck, base_BTD = self.neck, None
+            if neck is None:
+                stream = self.space.open(ids_BT, state, self.on_gradient, start)
+            else:
+                stream, base_BTD = neck.open(ids_BT, state, self._before(ids_BT, memory))
             for index, block in self.blocks.items():
                 if memory is not None:
                     stream = block(stream, memory.layer(int(index)))
@@ -67,8 +74,20 @@ class Segment(nn.Module):
                     stream = _checkpointed(block, stream)
                 else:
                     stream = block(stream)
-            out: Tensor = stream.state if self.last is None else self.last(stream)
+            if self.last is not None:
+                out: Tensor = self.last(stream)
+            else:
+                out = stream.state if neck is None else neck.close(stream, base_BTD)
         return out
+
+    @property
+    def neck(self) -> Neck | None:
+        neck = next(iter(self.necks.values()), None)
+        assert neck is None or isinstance(neck, Neck)
+        return neck
+
+    def _before(self, ids_BT: Tensor, memory: Memory | None) -> Tensor | None:
+        return None if memory is None else memory.before(int(next(iter(self.blocks))), ids_BT)
 
     def _first_position(self, tokens: int, memory: Memory | None) -> int:
         """Where these tokens begin. Asks this segment's own first block: other segments may be ahead in one memory."""
@@ -106,6 +125,8 @@ class Model(nn.Module):
         first, blocks, last = FAMILIES[type(config)](config, self.space, spaces)
         # Registered in layer order, which is the order of parameters() and so of every sum over them.
         self.first, self.blocks, self.last = first, nn.ModuleList(blocks), last
+        has_necks = config.neck.width is not None
+        self.necks = nn.ModuleList([Neck(config, index) for index in range(len(config.segments))] if has_necks else [])
         self.segments = tuple(
             Segment(
                 config,
@@ -113,8 +134,9 @@ class Model(nn.Module):
                 first=self.first if indices.start == 0 else None,
                 blocks={index: self.blocks[index] for index in indices},
                 last=self.last if indices.stop == config.n_layers else None,
+                neck=self.necks[index] if has_necks else None,  # type: ignore[arg-type]
             )
-            for indices in config.segments
+            for index, indices in enumerate(config.segments)
         )
 
     def forward(self, ids_BT: Tensor, memory: Memory | None = None) -> Tensor:

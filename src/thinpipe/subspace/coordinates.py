@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from thinpipe.subspace.stiefel import is_orthonormal, mark_orthonormal
+
 
 @dataclass(frozen=True)
 class Coordinates:
@@ -31,3 +33,5 @@ def copy_mark(source: Tensor, target: Tensor) -> None:
     """Carries the mark over when a parameter object is replaced, as materialising a meta parameter does."""
     if (coordinates := coordinates_of(source)) is not None:
         mark_coordinates(target, axis=coordinates.axis, full_width=coordinates.full_width)
+    if is_orthonormal(source):
+        mark_orthonormal(target)

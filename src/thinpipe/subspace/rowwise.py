@@ -7,7 +7,7 @@ row (arXiv 2506.01260, section on the optimiser). On the coordinates Z of W = Z 
     v_i = mean over D of the squared full-width gradient = ‖row i of the gradient of Z‖² / D,
 
 since U keeps norms. Dividing by K instead would make every update sqrt(D/K) smaller than in the paper.
-Parameters that hold no coordinates are updated by torch's own AdamW.
+Orthonormal matrices have a rule of their own (`stiefel`), all other parameters torch's own AdamW.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,12 +18,15 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from thinpipe.subspace.coordinates import Coordinates, coordinates_of
+from thinpipe.subspace.stiefel import is_orthonormal, step_orthonormal
 
 SecondMoment = Literal["row", "element"]
 
 
 def second_moment_shape(parameter: Tensor, second_moment: SecondMoment) -> torch.Size:
     """One number per row of the full-width matrix, or one per entry."""
+    if is_orthonormal(parameter):
+        return torch.Size((1, 1))
     coordinates = coordinates_of(parameter) if second_moment == "row" else None
     if coordinates is None:
         return parameter.shape
@@ -71,7 +74,9 @@ class RowwiseAdamW(torch.optim.Optimizer):
                 coordinates = coordinates_of(parameter) if group["second_moment"] == "row" else None
                 if not self.state[parameter]:
                     self._start_state(parameter, group)
-                if coordinates:
+                if is_orthonormal(parameter):
+                    step_orthonormal(parameter, self.state[parameter], group)
+                elif coordinates:
                     self._step_rows(parameter, coordinates, group)
                 else:
                     ordinary.append(parameter)

@@ -13,7 +13,7 @@ def boundary_method(model: ModelConfig, config: RunConfig) -> BoundaryMethod:
     shape = MessageShape(
         batch=config.microbatch_size,
         tokens=config.training.seq_len,
-        width=model.subspace.width or model.dim,
+        width=model.state_width,
         vocab_size=model.vocab_size,
         dtype=getattr(torch, config.training.dtype),
     )

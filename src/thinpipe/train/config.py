@@ -10,7 +10,7 @@ from typing import Literal
 
 from thinpipe.boundary.settings import BoundarySection
 from thinpipe.core.errors import UserError
-from thinpipe.models.config import Execution, ModelConfig, SubspaceConfig
+from thinpipe.models.config import Execution, ModelConfig, NeckConfig, SubspaceConfig
 from thinpipe.models.presets import PRESETS
 from thinpipe.transport.settings import LinkSection
 
@@ -46,6 +46,7 @@ class ModelSection:
     boundaries: tuple[int, ...] | None = None
     """Cuts between blocks: 2 4 makes three segments."""
     subspace: SubspaceConfig = field(default_factory=SubspaceConfig)
+    neck: NeckConfig = field(default_factory=NeckConfig)
 
     def __post_init__(self) -> None:
         if self.initial is not None:
@@ -65,7 +66,7 @@ class ModelSection:
         if self.subspace.width is None and self.subspace != SubspaceConfig():
             raise UserError("model.subspace has settings but no width: set model.subspace.width, or leave them out")
         preset = PRESETS[self.preset]
-        changes: dict[str, object] = {"vocab_size": vocab_size, "subspace": self.subspace}
+        changes: dict[str, object] = {"vocab_size": vocab_size, "subspace": self.subspace, "neck": self.neck}
         known = {field.name for field in dataclasses.fields(preset)}
         for change in dataclasses.fields(self):
             value = getattr(self, change.name)

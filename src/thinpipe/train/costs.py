@@ -21,6 +21,7 @@ from torch import nn
 
 from thinpipe.models.config import ModelConfig
 from thinpipe.models.model import Model, Segment, build
+from thinpipe.models.neck import Projector
 from thinpipe.subspace import Subspace
 from thinpipe.subspace.rowwise import second_moment_shape
 from thinpipe.swarm.assign import Need, Traffic
@@ -76,13 +77,16 @@ def _flops_per_token(segment: Segment, config: RunConfig) -> float:
     total = again * (6 * _matrix_numbers(segment.blocks) + attention)
     if segment.last is not None:
         total += 6 * _matrix_numbers(segment.last)
+    total += 6 * _matrix_numbers(segment.necks)
     if model.subspace.width is not None:
         total += 4 * model.dim * model.subspace.width * _products_with_basis(segment, config)
     return total
 
 
 def _matrix_numbers(part: nn.Module) -> int:
-    return sum(module.weight.numel() for module in part.modules() if isinstance(module, nn.Linear))
+    weights = [module.weight for module in part.modules() if isinstance(module, nn.Linear)]
+    weights += [module.columns_DK for module in part.modules() if isinstance(module, Projector)]
+    return sum(weight.numel() for weight in weights)
 
 
 def _products_with_basis(segment: Segment, config: RunConfig) -> int:

@@ -60,8 +60,7 @@ def _saved_nbytes(segment: Segment, execution: Execution, batch: int, tokens: in
         with FakeTensorMode():
             own = _fake_tensors(segment, dtype)
             ids_BW = torch.zeros(batch, tokens + 1, dtype=torch.int64)
-            width = segment.config.subspace.width or segment.config.dim
-            received = torch.zeros(batch, tokens, width, dtype=dtype, requires_grad=True)
+            received = torch.zeros(batch, tokens, segment.config.state_width, dtype=dtype, requires_grad=True)
             state = received if segment.first is None else None
             with saved_tensors_hooks(keep, lambda tensor: tensor):
                 out: Tensor = functional_call(segment, own, (ids_BW[:, :-1], state))
