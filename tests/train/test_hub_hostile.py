@@ -21,6 +21,7 @@ from thinpipe.swarm.messages import (
     Answer,
     JoinAnswer,
     JoinRequest,
+    LeaveRequest,
     Ready,
     Refused,
     SavedRequest,
@@ -108,7 +109,7 @@ def seeds_for(running):
                 asked | {"life": ["x"]},
             ),
         ],
-        "leave": packed(0),
+        "leave": packed(0, LeaveRequest(life="a"), LeaveRequest(life="another")),
     }
 
 

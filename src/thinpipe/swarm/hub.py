@@ -27,6 +27,7 @@ from thinpipe.swarm.messages import (
     Accusation,
     AdminAnswer,
     AdminRequest,
+    LeaveRequest,
     NextRequest,
     Ready,
     Refused,
@@ -128,7 +129,7 @@ class Hub:
 
     async def _beat(self, peer: str, data: bytes) -> None:
         beat = read(BEATS, data)
-        if beat is not None and peer in self.broker.peers:
+        if beat is not None and self.roster.is_now(peer, beat.life):
             self.epochs.beat(peer, beat)
 
     async def _disconnected(self, peer: str) -> None:
@@ -171,8 +172,12 @@ class Hub:
             await self.epochs.remove(peer, f"{peer} was refused: {refusal}")
         return _encode(Verdict(refusal=refusal))
 
-    async def _leave(self, peer: str, _data: bytes) -> bytes | None:
-        await self.epochs.remove(peer, f"{peer} has left")
+    async def _leave(self, peer: str, data: bytes) -> bytes | None:
+        request = _decode(data, LeaveRequest)
+        if request is None:
+            return None
+        if self.roster.is_now(peer, request.life):
+            await self.epochs.remove(peer, f"{peer} has left")
         return _encode(Verdict())
 
     async def _tokens(self, peer: str, data: bytes) -> bytes | None:
