@@ -157,7 +157,9 @@ class Epochs:
 
     async def _answer_now(self, peer: str) -> Answer:
         if self.roster.current is None:
-            await self.mending.look()
+            reading = await self.mending.still_reads(LOOK_SECONDS)
+            if reading:
+                return Wait(text=reading)
             missing = self._mend(peer)
             if missing:
                 return missing if isinstance(missing, Give) else Wait(text=missing)
@@ -168,7 +170,6 @@ class Epochs:
                 await self._begun()
             except (OSError, UserError) as error:
                 self.roster.call_off()
-                self.mending.look_again()
                 reason = error.strerror or error if isinstance(error, OSError) else error
                 trouble = f"the hub cannot go on ({reason}): put that right there"
                 self.tell_if_new("trouble", trouble)
@@ -198,7 +199,11 @@ class Epochs:
             self._line.write(self.roster.hub_bps)
         self.store.clear()
         # Nothing is awaited before this: whoever asks meanwhile is told of this epoch.
-        self._beginning, self._committed = self.hosted.begin(epoch, self._outlook(epoch)), self.hosted.committed
+        try:
+            self._beginning, self._committed = self.hosted.begin(epoch, self._outlook(epoch)), self.hosted.committed
+        except (OSError, UserError):
+            self.mending.doubt()
+            raise
         self.progress.begin(epoch.number, epoch.shares, time.monotonic())
         await self.votes.begin(epoch.number, epoch.names)
         shares = ", ".join(f"{name}: {share}" for name, share in epoch.shares.items())
