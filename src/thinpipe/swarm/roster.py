@@ -240,6 +240,11 @@ class Roster:
             and self._peers[name].epoch < self.latest.number
         ]
 
+    def overdue(self, now: float) -> list[str]:
+        """Those of them who have needed longer than sending may take: nothing more will come of them."""
+        waited = now - self._waiting_since if self._waiting_since is not None else 0.0
+        return self._still_at_work if self.current is None and waited >= MOST_SECONDS_TO_SAVE else []
+
     def _begin(self) -> Epoch | None:
         machines = self._machines
         if self._not_enough == (machines, self.hub_rates):

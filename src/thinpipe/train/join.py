@@ -222,6 +222,10 @@ class PeerProgram:
             except UserError as error:
                 gave = False
                 self._say(f"could not give {name}: {error}")
+            except (ConnectionError, TimeoutError):
+                raise
+            except OSError as error:  # as good as none: nobody need wait for it
+                self._say(f"{name} cannot be read here ({error.strerror or error}), so the hub must do without ours")
         if gave:
             self.gave = wanted.manifest
         else:
