@@ -19,7 +19,7 @@ from tests.train.commits import (
     tell_saved,
     wait_until,
 )
-from tests.train.hubs import ask_next, begin_epoch, next_request, report, running_hub
+from tests.train.hubs import ask_as, ask_next, begin_epoch, next_request, report, running_hub
 from tests.train.programs import files_of, invites_of
 from thinpipe.checkpoint import CheckpointFolder
 from thinpipe.checkpoint.folder import layer_of
@@ -27,7 +27,7 @@ from thinpipe.core.config import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.swarm.commits import Commit
 from thinpipe.swarm.file_asks import FileTransferError
-from thinpipe.swarm.messages import Answer, Done, Give, Wait, Work
+from thinpipe.swarm.messages import Answer, Done, Give, LeaveRequest, Verdict, Wait, Work
 from thinpipe.train.commit_record import state_of
 from thinpipe.train.config import CheckpointSection, JobSection
 from thinpipe.train.hosting import HostedRun
@@ -142,7 +142,7 @@ def test_when_nobody_has_it_the_run_goes_on_from_an_older_commit_and_says_so(run
             assert hosted.committed == step
         lost = next(iter(hosted.newest.manifest.files))
         (hosted.newest.path / lost).unlink()
-        second.request("leave", b"", seconds=20)
+        ask_as(second, "leave", LeaveRequest(life="a"), Verdict)
 
         answer = ask_next(first, running, took_part_in=1)
         assert isinstance(answer, Give)
@@ -240,7 +240,7 @@ def test_who_waits_is_told_for_whom_and_how_much_memory_is_missing(run_config):
         for_two = report(memory_nbytes=shared + sum(needs) - min(needs))
         asked = [post.ask("next", next_request(running, report=for_two), seconds=30) for post in (first, second)]
         assert all(isinstance(msgspec.msgpack.decode(each.result(30), type=Answer), Work) for each in asked)
-        second.request("leave", b"", seconds=20)
+        ask_as(second, "leave", LeaveRequest(life="a"), Verdict)
         answer = ask_next(first, running, took_part_in=1, report=for_two)
         assert isinstance(answer, Wait)
         expected = r"waiting for p1: the model needs [\d.]+ MB, and .* another machine with [\d.]+ kB would help"

@@ -27,6 +27,7 @@ from thinpipe.swarm.messages import (
     Accusation,
     AdminAnswer,
     AdminRequest,
+    LeaveRequest,
     NextRequest,
     Ready,
     Refused,
@@ -61,6 +62,7 @@ class Hub:
         self.roster = self.epochs.roster
         self.gate = Gate(broker, run=settings.run, public_url=settings.public_url, code=hosted.code, tell=self._tell)
         self._gone = asyncio.Event()
+        self._keeping = KeepService(hosted.accept, hosted.kept, hosted.not_kept)
 
     async def run(self, begin: "Callable[[Hub], Awaitable[None]]") -> str:
         """Until the run has ended, or `stop` is called; returns why. `begin` is called once peers can be answered."""
@@ -84,7 +86,7 @@ class Hub:
             STORE: self.epochs.meet,
             VOTE: self.epochs.votes,
             FILE: FileService(self.hosted.find),
-            KEEP: KeepService(self.hosted.accept, self.hosted.kept, self.hosted.not_kept),
+            KEEP: self._keep,
             LINE: line_service,
         }
         for name, service in services.items():
@@ -128,7 +130,7 @@ class Hub:
 
     async def _beat(self, peer: str, data: bytes) -> None:
         beat = read(BEATS, data)
-        if beat is not None and peer in self.broker.peers:
+        if beat is not None and self.roster.is_now(peer, beat.life):
             self.epochs.beat(peer, beat)
 
     async def _disconnected(self, peer: str) -> None:
@@ -149,7 +151,10 @@ class Hub:
         if accused is not None:
             await self._expel_accused(accused)
         await self.epochs.notify()
-        return _encode(await self.epochs.answer(peer))
+        answer = await self.epochs.answer(peer)
+        if self.roster.is_now(peer, request.life):
+            self.epochs.errands.told(peer, answer, time.monotonic())
+        return _encode(answer)
 
     async def _expel_accused(self, accused: Accusation) -> None:
         what = f"twice in step {accused.step}: {say(accused.what)}"
@@ -171,8 +176,12 @@ class Hub:
             await self.epochs.remove(peer, f"{peer} was refused: {refusal}")
         return _encode(Verdict(refusal=refusal))
 
-    async def _leave(self, peer: str, _data: bytes) -> bytes | None:
-        await self.epochs.remove(peer, f"{peer} has left")
+    async def _leave(self, peer: str, data: bytes) -> bytes | None:
+        request = _decode(data, LeaveRequest)
+        if request is None:
+            return None
+        if self.roster.is_now(peer, request.life):
+            await self.epochs.remove(peer, f"{peer} has left")
         return _encode(Verdict())
 
     async def _tokens(self, peer: str, data: bytes) -> bytes | None:
@@ -185,6 +194,10 @@ class Hub:
             return await asyncio.to_thread(self.hosted.tokens, request.split, request.index)
         except IndexError:
             return None
+
+    async def _keep(self, peer: str, data: bytes) -> bytes | None:
+        self.epochs.errands.goes_on(peer, time.monotonic())
+        return await self._keeping(peer, data)
 
     async def _saved(self, peer: str, data: bytes) -> bytes | None:
         """Also after the epoch is over, until the next begins: what was saved is good."""

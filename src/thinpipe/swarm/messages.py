@@ -68,6 +68,11 @@ class NextRequest(Message, frozen=True, kw_only=True):
             raise ValueError("rates must be finite")
 
 
+class LeaveRequest(Message, frozen=True, kw_only=True):
+    life: _Short
+    """Of the program that ends: another one of the same peer stays."""
+
+
 class Wait(Message, frozen=True, kw_only=True, tag="wait"):
     text: str
     """For the person who sits there."""

@@ -25,12 +25,14 @@ from thinpipe.swarm.file_transfer import push
 from thinpipe.swarm.identity import Identity, accept_invite, load_identity
 from thinpipe.swarm.invite import Invite
 from thinpipe.swarm.line_test import measure_latency, measure_rates
+from thinpipe.swarm.lock import FolderLock
 from thinpipe.swarm.messages import (
     MOST_WORDS,
     Accusation,
     Answer,
     Done,
     Give,
+    LeaveRequest,
     Measure,
     NextRequest,
     Refused,
@@ -53,14 +55,26 @@ from thinpipe.transport.nats.post import Post
 _ASK_SECONDS = 30.0
 _AGAIN_SECONDS = 2.0
 _JOINED_SECONDS = 5.0
+_IN_USE_BY = (
+    "another `thinpipe join`, and a peer takes part once: end that one first (kill it if it does not hear Ctrl+C), or "
+    "join with another invite and another --folder"
+)
 
 
 def run(config: JoinConfig) -> int:
     """Exit code 1 when the hub stayed away, 2 when it refused us."""
     identity, folder = _who_we_are(config)
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.print(f"you are {identity.name} in run {identity.run}; Ctrl+C leaves it")
-    program = PeerProgram(identity, folder, config, console)
+    lock = FolderLock(folder, in_use_by=_IN_USE_BY)
+    try:
+        console.print(f"you are {identity.name} in run {identity.run}; Ctrl+C leaves it")
+        return _take_part(PeerProgram(identity, folder, config, console))
+    finally:
+        lock.release()
+
+
+def _take_part(program: "PeerProgram") -> int:
+    config, console = program.config, program.console
     while True:
         try:
             return program.run()
@@ -122,7 +136,7 @@ class PeerProgram:
         began = time.monotonic()
         while True:
             try:
-                return Post(self.identity.address)
+                return Post(self.identity.address, life=self.life)
             except UserError as error:
                 if time.monotonic() - began > _JOINED_SECONDS:
                     raise (ConnectionError(str(error)) if isinstance(error, UnreachableError) else error) from None
@@ -208,6 +222,10 @@ class PeerProgram:
             except UserError as error:
                 gave = False
                 self._say(f"could not give {name}: {error}")
+            except (ConnectionError, TimeoutError):
+                raise
+            except OSError as error:  # as good as none: nobody need wait for it
+                self._say(f"{name} cannot be read here ({error.strerror or error}), so the hub must do without ours")
         if gave:
             self.gave = wanted.manifest
         else:
@@ -296,7 +314,7 @@ class PeerProgram:
 
     def _tell_that_we_leave(self, post: Post) -> None:
         with suppress(ConnectionError, TimeoutError):  # then the hub will notice
-            post.request("leave", b"", seconds=5)
+            post.request("leave", msgspec.msgpack.encode(LeaveRequest(life=self.life)), seconds=5)
 
     def _say(self, text: str) -> None:
         if text != self._said:
