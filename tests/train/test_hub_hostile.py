@@ -98,7 +98,7 @@ def seeds_for(running):
             {"split": "train", "index": -1},
             {"split": "train", "index": (1 << 64) - 1},
         ),
-        "saved": packed(*(SavedRequest(epoch=1, manifest=each) for each in manifests)),
+        "saved": packed(*(SavedRequest(epoch=1, manifest=each, files=[name]) for each in manifests)),
         "ready": packed({"epoch": 1, "hashes": {}, "more": 1}, Ready(epoch=1, hashes={"basis": "0"})),
         "next": [
             next_request(running, life="b"),
@@ -251,7 +251,10 @@ def test_one_that_hears_of_the_same_epoch_twice_does_not_undo_what_arrives(run_c
         begin_epoch(running, first, second)
         newest = running.hub.hosted.newest.manifest
         manifest = msgspec.json.encode(msgspec.structs.replace(newest, step=4).sealed())
-        assert ask_as(first, "saved", SavedRequest(epoch=1, manifest=manifest), Verdict) == Verdict()
+        assert (
+            ask_as(first, "saved", SavedRequest(epoch=1, manifest=manifest, files=list(newest.files)), Verdict)
+            == Verdict()
+        )
         file, entry = next(iter(newest.files.items()))
         data = (running.hub.hosted.newest.path / file).read_bytes()
         ask_as(first, "keep", Chunk(name=f"step-00000004/{file}", offset=0, data=data[:10]), KeepAnswer)

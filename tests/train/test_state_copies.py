@@ -22,12 +22,12 @@ from tests.train.commits import (
 from tests.train.hubs import ask_as, ask_next, begin_epoch, next_request, report, running_hub
 from tests.train.programs import files_of, invites_of
 from thinpipe.checkpoint import CheckpointFolder
-from thinpipe.checkpoint.folder import layer_of
+from thinpipe.checkpoint.folder import MANIFEST, layer_of
 from thinpipe.core.config import dump_toml
 from thinpipe.core.errors import UserError
-from thinpipe.swarm.commits import Commit
+from thinpipe.swarm.commit_history import Commit
 from thinpipe.swarm.file_asks import FileTransferError
-from thinpipe.swarm.messages import Answer, Done, Give, LeaveRequest, Verdict, Wait, Work
+from thinpipe.swarm.messages import Answer, Done, Give, LeaveRequest, SavedRequest, Verdict, Wait, Work
 from thinpipe.train.commit_record import state_of
 from thinpipe.train.config import CheckpointSection, JobSection
 from thinpipe.train.hosting import HostedRun
@@ -125,6 +125,53 @@ def test_a_file_that_the_hub_has_lost_is_given_again_before_the_next_epoch_begin
         CheckpointFolder(hosted.checkpoints.folder).open(4)
         assert f"step 4 of {layer_of(lost)} is lost at the hub (held by p0): asking all who are there" in running.said
         assert "step 4 is whole again" in running.said
+
+
+@pytest.mark.parametrize("while_it_runs", [True, False])
+def test_a_commit_whose_folder_is_gone_is_given_again(run_config, tmp_path, while_it_runs):
+    with running_hub(run_config, ("p0",)) as running, running.post("p0") as post:
+        begin_epoch(running, post)
+        hosted = running.hub.hosted
+        mine = commit_by_hand(post, hosted, 4, tmp_path)
+        shutil.rmtree(hosted.newest.path)
+        if while_it_runs:
+            give_all_and_begin(running, post, mine, took_part_in=1)
+    if not while_it_runs:
+        with running_hub(run_config, ("p1",)) as running, running.post("p1") as post:
+            give_all_and_begin(running, post, mine)
+
+
+def give_all_and_begin(running, post, mine, **fields):
+    answer = ask_next(post, running, **fields)
+    assert isinstance(answer, Give)
+    assert (answer.step, len(answer.files)) == (4, len(running.hub.hosted.newest.manifest.files))
+    push_all(post, mine, answer.files)
+    work = ask_next(post, running, gave=answer.manifest, **fields)
+    assert isinstance(work, Work)
+    assert msgspec.json.decode(work.manifest)["step"] == 4
+    running.hub.hosted.checkpoints.open(4)
+    assert "step 4 is whole again" in running.said
+
+
+@pytest.mark.parametrize("started_again", [True, False])
+def test_what_can_never_be_whole_keeps_nobody_sending(run_config, tmp_path, started_again):
+    """The other has told its part, and is started again or killed before it has sent it."""
+    with running_hub(run_config) as running, running.post("p0") as first, running.post("p1") as second:
+        begin_epoch(running, first, second)
+        hosted = running.hub.hosted
+        path = save_by_hand(hosted, 4, tmp_path)
+        mine, *others = sorted(hosted.newest.manifest.files)
+        for post, files in ((first, [mine]), (second, others)):
+            request = SavedRequest(epoch=1, manifest=(path / MANIFEST).read_bytes(), files=files)
+            assert ask_as(post, "saved", request, Verdict).refusal == ""
+        push_all(second, path, others[:1])
+        if started_again:
+            second.tell("next", next_request(running, life="b"))
+        else:
+            second.close()
+        wait_until(lambda: hosted.ledger.arriving is None)
+        with pytest.raises(FileTransferError, match="it expects no such file from us"):
+            push_all(first, path, [mine])
 
 
 def test_when_nobody_has_it_the_run_goes_on_from_an_older_commit_and_says_so(run_config, tmp_path):

@@ -130,7 +130,10 @@ class Epochs:
         self.errands.done(peer)
         self.mending.gave[peer] = request.gave
         accused = self._accused(peer, request)
+        life = self.roster.life_of(peer)
         over = self.roster.asked(peer, request, time.monotonic())
+        if life not in (None, self.roster.life_of(peer)):  # it was started again: what it was sending it never will
+            self.hosted.gone(peer)
         if accused is not None:  # before anything is awaited: the next epoch may begin meanwhile
             self.barred.add(accused.name)
             over = self.roster.gone(accused.name, f"{accused.name} is accused") or over

@@ -114,6 +114,8 @@ class Hub:
             elif epochs.stop_wanted:  # again and again, for those who have begun to listen just now
                 await self._publish("bcast.stop", b"")
             epochs.tell_if_new("commits", self.hosted.commits)
+            for text in self.hosted.news():
+                self._tell(text)
             if epochs.ended and ended_at is None:
                 ended_at = now
                 await epochs.notify()
@@ -206,7 +208,7 @@ class Hub:
             return None
         if latest is None or latest.number != request.epoch or peer not in latest.names:
             return _encode(Verdict(refusal="it is not of this epoch"))
-        verdict = self.hosted.saved(peer, latest.number, request.manifest)
+        verdict = self.hosted.saved(peer, latest.number, request.manifest, request.files)
         return _encode(msgspec.structs.replace(verdict, committed=self.hosted.committed))
 
     async def _event(self, peer: str, data: bytes) -> None:

@@ -165,10 +165,11 @@ class TokensRequest(Message, frozen=True, kw_only=True):
 
 
 class SavedRequest(Message, frozen=True, kw_only=True):
-    """This peer has its part of a checkpoint and will send its files."""
+    """This peer has its part of a checkpoint, which is these files, and will send them."""
 
     epoch: _Count
     manifest: bytes
+    files: list[str]
 
 
 class AdminRequest(Message, frozen=True, kw_only=True):

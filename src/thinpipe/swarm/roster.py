@@ -89,6 +89,10 @@ class Roster:
         """Somebody computes, or sends what it has saved."""
         return self.current is not None or bool(self._still_at_work)
 
+    def life_of(self, name: str) -> str | None:
+        """None: it is not there."""
+        return self._peers[name].life if name in self._peers else None
+
     def report_of(self, name: str) -> MachineReport | None:
         return self._peers[name].report
 

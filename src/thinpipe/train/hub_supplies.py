@@ -225,12 +225,12 @@ class Keeper:
 
     def _send(self, path: Path, files: list[str]) -> bool:
         manifest = Checkpoint.open(path, layers=()).manifest
-        request = SavedRequest(epoch=self._epoch, manifest=msgspec.json.encode(manifest))
+        files = [name for name in files if name in manifest.files]
+        request = SavedRequest(epoch=self._epoch, manifest=msgspec.json.encode(manifest), files=files)
         if not self._may_send(msgspec.msgpack.encode(request)):
             return False  # for the newer one that waits
         for name in files:
-            if name in manifest.files:
-                push(self._post, path / name, f"{path.name}/{name}", pace=self._pace)
+            push(self._post, path / name, f"{path.name}/{name}", pace=self._pace)
         return True
 
     def _may_send(self, request: bytes) -> bool:
