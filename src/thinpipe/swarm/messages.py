@@ -104,7 +104,7 @@ class Work(Message, frozen=True, kw_only=True, tag="work"):
     tokenizer: list[str]
     """Files to fetch."""
     removed_for: list[int] = []
-    """Steps for which somebody was removed: one that is bad again is so by itself, and is skipped."""
+    """Steps for which somebody was removed: what is bad there or near it again is so by itself, and is skipped."""
     text: str
     """For the person who sits there."""
     keep_bytes_per_second: dict[str, float] = {}

@@ -19,6 +19,7 @@ from thinpipe.core.digest import text_sha256
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, Saved
 from thinpipe.data import Cursor
+from thinpipe.swarm.accusations import is_near
 from thinpipe.swarm.file_asks import FileTransferError, Pace
 from thinpipe.swarm.file_requests import is_plain
 from thinpipe.swarm.file_transfer import fetch, push, stat
@@ -159,7 +160,7 @@ class HubSupplies(Supplies):
         return self._work.names[process]
 
     def may_accuse(self, step: int) -> bool:
-        return len(self._work.names) > 1 and step not in self._work.removed_for
+        return len(self._work.names) > 1 and not is_near(step, self._work.removed_for)
 
     def needed(self) -> Collection[Path]:
         return self._keeper.needed(self._folder / "checkpoints")
