@@ -166,6 +166,14 @@ class SavedRequest(Message, frozen=True, kw_only=True):
     manifest: bytes
 
 
+class EventTold(Message, frozen=True, kw_only=True):
+    """The first peer of an epoch tells what happens in it; there is no answer."""
+
+    epoch: _Count
+    event: bytes
+    """As JSON."""
+
+
 class AdminRequest(Message, frozen=True, kw_only=True):
     """From who owns the hub's folder."""
 

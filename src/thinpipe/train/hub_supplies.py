@@ -23,7 +23,7 @@ from thinpipe.swarm.accusations import is_near
 from thinpipe.swarm.file_asks import FileTransferError, Pace
 from thinpipe.swarm.file_requests import is_plain
 from thinpipe.swarm.file_transfer import fetch, push, stat
-from thinpipe.swarm.messages import Ready, SavedRequest, TokensRequest, Verdict, Work
+from thinpipe.swarm.messages import EventTold, Ready, SavedRequest, TokensRequest, Verdict, Work
 from thinpipe.swarm.roster import MOST_SECONDS_TO_SAVE
 from thinpipe.train.config import RunConfig
 from thinpipe.train.engine import Ids
@@ -149,7 +149,8 @@ class HubSupplies(Supplies):
 
     def heard(self, event: AnyEvent) -> None:
         if self._leads:
-            self._post.tell("event", msgspec.json.encode(event))
+            told = EventTold(epoch=self._work.epoch, event=msgspec.json.encode(event))
+            self._post.tell("event", msgspec.msgpack.encode(told))
         if isinstance(event, Saved):
             self._keeper.keep(Path(event.path), self._mine)
 

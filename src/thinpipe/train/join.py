@@ -53,6 +53,8 @@ from thinpipe.transport.nats.post import Post
 _ASK_SECONDS = 30.0
 _AGAIN_SECONDS = 2.0
 _JOINED_SECONDS = 5.0
+_NO_ROOM_SECONDS = 10.0
+"""Until steps are computed again of which the last could not be saved."""
 
 
 def run(config: JoinConfig) -> int:
@@ -232,6 +234,7 @@ class PeerProgram:
             incarnation=work.lives[self.identity.name],
         )
         trainer: Trainer | None = None
+        reason = ""
         try:
             timeout = timedelta(seconds=config.parallelism.timeout_seconds)
             group = None
@@ -239,7 +242,7 @@ class PeerProgram:
                 group = open_nats_group(post, work.names, origin, timeout=timeout, incarnations=work.lives)
             with self._our_disk():
                 trainer = Trainer(config, group, supplies)
-                trainer.train()
+                reason = trainer.train()
         except PoisonedError as error:
             name = work.names[error.sender]
             self.accuses = Accusation(name=name, step=error.step, what=error.what)
@@ -253,7 +256,12 @@ class PeerProgram:
             if dist.is_initialized():
                 dist.destroy_process_group()
             supplies.close()
-        return trainer is not None and trainer.asked_here
+        if trainer is None or trainer.asked_here:
+            return trainer is not None
+        if reason == "not_saved" and trainer.finished_steps == config.training.steps:
+            self._say(f"the last step could not be saved: make room; trying again in {_NO_ROOM_SECONDS:.0f} s")
+            time.sleep(_NO_ROOM_SECONDS)
+        return False
 
     @contextmanager
     def _our_disk(self) -> Iterator[None]:
