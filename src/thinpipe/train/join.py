@@ -245,8 +245,9 @@ class PeerProgram:
                 reason = trainer.train()
         except PoisonedError as error:
             name = work.names[error.sender]
-            self.accuses = Accusation(name=name, step=error.step, what=error.what)
-            self.why = f"{name} was wrong twice in step {error.step}: {error.what}"
+            what = error.what if error.receiver is None else f"{error.what}, found by {work.names[error.receiver]}"
+            self.accuses = Accusation(name=name, step=error.step, what=what)
+            self.why = f"{name} was wrong twice in step {error.step}: {what}"
             self._say(f"epoch {work.epoch} is over: {self.why}")
         except (ConnectionError, TimeoutError, dist.DistError) as error:  # also a hub that is frozen
             self.why = str(error)
