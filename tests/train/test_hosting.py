@@ -14,6 +14,7 @@ from thinpipe.checkpoint import restore
 from thinpipe.checkpoint.folder import MANIFEST, step_folder
 from thinpipe.core.digest import text_sha256
 from thinpipe.core.errors import UserError
+from thinpipe.core.events import Stopped
 from thinpipe.models.model import make_space
 from thinpipe.subspace.basis import Basis
 from thinpipe.swarm import commits
@@ -351,6 +352,15 @@ def test_a_full_disk_leaves_the_newest_as_it_was(hosted):
     assert "the hub cannot write" in hosted.display.console.file.getvalue()
     commit(hosted, 8)
     assert (log.history.last.step, log.history.sha256(4) != "") == (8, True)
+
+
+@pytest.mark.parametrize("reason", ["signal", "not_saved", "finished"])
+def test_a_run_has_ended_when_its_last_step_is_committed_and_not_when_an_epoch_ends(hosted, reason):
+    begin(hosted)
+    hosted.heard(Stopped(step=12, reason=reason))
+    assert hosted.ended == ""
+    commit(hosted, 12)
+    assert hosted.ended.startswith("finished")
 
 
 def test_a_step_beyond_the_run_is_refused(hosted):

@@ -19,6 +19,7 @@ from thinpipe.swarm.line_test import Probe
 from thinpipe.swarm.messages import (
     AdminRequest,
     Answer,
+    EventTold,
     JoinAnswer,
     JoinRequest,
     LeaveRequest,
@@ -72,7 +73,12 @@ def seeds_for(running):
         "beat": packed(Beat(), Beat(epoch=1, marks=3, quiet_s=1.5, waits_for="p1", steps=2, stepping=True)),
         "event": [
             msgspec.json.encode(Saved(step=1, path="a", nbytes=1, seconds=1.0)),
-            msgspec.json.encode(Skipped(step=1, loss=None, culprit="\x1b[2J")),
+            *packed(
+                EventTold(epoch=1, event=msgspec.json.encode(Saved(step=1, path="a", nbytes=1, seconds=1.0))),
+                EventTold(epoch=1, event=msgspec.json.encode(Skipped(step=1, loss=None, culprit="\x1b[2J"))),
+                EventTold(epoch=1, event=NASTY[3]),
+                {"epoch": -1, "event": b""},
+            ),
         ],
         "status": packed(0),
         "admin": packed(AdminRequest(what="kick", name="p1"), AdminRequest(what="stop"), {"what": "status"}),

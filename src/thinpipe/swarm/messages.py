@@ -109,7 +109,7 @@ class Work(Message, frozen=True, kw_only=True, tag="work"):
     tokenizer: list[str]
     """Files to fetch."""
     removed_for: list[int] = []
-    """Steps for which somebody was removed: one that is bad again is so by itself, and is skipped."""
+    """Steps for which somebody was removed: what is bad there or near it again is so by itself, and is skipped."""
     text: str
     """For the person who sits there."""
     keep_bytes_per_second: dict[str, float] = {}
@@ -170,6 +170,14 @@ class SavedRequest(Message, frozen=True, kw_only=True):
     epoch: _Count
     manifest: bytes
     files: list[str]
+
+
+class EventTold(Message, frozen=True, kw_only=True):
+    """The first peer of an epoch tells what happens in it; there is no answer."""
+
+    epoch: _Count
+    event: bytes
+    """As JSON."""
 
 
 class AdminRequest(Message, frozen=True, kw_only=True):

@@ -314,7 +314,7 @@ class HostedRun:
             measured = self._step_seconds.add(event.seconds)
             if measured is not None and self._plan is not None:
                 self.commits = self._plan.in_words(measured)
-        if isinstance(event, Stopped) and event.reason != "signal":
+        if isinstance(event, Stopped) and event.reason == "not_finite":  # what else ends an epoch does not end the run
             self._stopped = event.reason
         self.display.show(event)
         try:
@@ -328,10 +328,11 @@ class HostedRun:
 
     @property
     def ended(self) -> str:
-        if self._stopped in ("", "finished"):
-            finished = self.committed >= self.config.training.steps and not self.missing
-            return f"finished: the model is in {self.config.job.dump_folder}" if finished else ""
-        return f"stopped: {self._stopped}"
+        """Finished is a run when its last step is committed, whatever peers say."""
+        if self._stopped:
+            return f"stopped: {self._stopped}"
+        finished = self.committed >= self.config.training.steps and not self.missing
+        return f"finished: the model is in {self.config.job.dump_folder}" if finished else ""
 
     @property
     def progress(self) -> Mapping[str, float]:

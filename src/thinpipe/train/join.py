@@ -59,6 +59,8 @@ _IN_USE_BY = (
     "another `thinpipe join`, and a peer takes part once: end that one first (kill it if it does not hear Ctrl+C), or "
     "join with another invite and another --folder"
 )
+_NO_ROOM_SECONDS = 10.0
+"""Until steps are computed again of which the last could not be saved."""
 
 
 def run(config: JoinConfig) -> int:
@@ -250,6 +252,7 @@ class PeerProgram:
             incarnation=work.lives[self.identity.name],
         )
         trainer: Trainer | None = None
+        reason = ""
         try:
             timeout = timedelta(seconds=config.parallelism.timeout_seconds)
             group = None
@@ -257,11 +260,12 @@ class PeerProgram:
                 group = open_nats_group(post, work.names, origin, timeout=timeout, incarnations=work.lives)
             with self._our_disk():
                 trainer = Trainer(config, group, supplies)
-                trainer.train()
+                reason = trainer.train()
         except PoisonedError as error:
             name = work.names[error.sender]
-            self.accuses = Accusation(name=name, step=error.step, what=error.what)
-            self.why = f"{name} was wrong twice in step {error.step}: {error.what}"
+            what = error.what if error.receiver is None else f"{error.what}, found by {work.names[error.receiver]}"
+            self.accuses = Accusation(name=name, step=error.step, what=what)
+            self.why = f"{name} was wrong twice in step {error.step}: {what}"
             self._say(f"epoch {work.epoch} is over: {self.why}")
         except (ConnectionError, TimeoutError, dist.DistError) as error:  # also a hub that is frozen
             self.why = str(error)
@@ -271,7 +275,12 @@ class PeerProgram:
             if dist.is_initialized():
                 dist.destroy_process_group()
             supplies.close()
-        return trainer is not None and trainer.asked_here
+        if trainer is None or trainer.asked_here:
+            return trainer is not None
+        if reason == "not_saved" and trainer.finished_steps == config.training.steps:
+            self._say(f"the last step could not be saved: make room; trying again in {_NO_ROOM_SECONDS:.0f} s")
+            time.sleep(_NO_ROOM_SECONDS)
+        return False
 
     @contextmanager
     def _our_disk(self) -> Iterator[None]:
