@@ -206,6 +206,25 @@ def test_when_nobody_has_it_the_run_goes_on_from_an_older_commit_and_says_so(run
         assert place.is_dir()
 
 
+def test_when_nothing_older_is_left_those_away_are_waited_for(run_config):
+    with (
+        running_hub(run_config, ("p0", "p1"), patience_seconds=0.5) as running,
+        running.post("p0") as post,
+        running.post("p1") as other,
+    ):
+        begin_epoch(running, post, other)
+        (running.hub.hosted.newest.path / "blocks.1.safetensors").unlink()
+        ask_as(other, "leave", LeaveRequest(life="a"), Verdict)
+        answer = ask_next(post, running, took_part_in=1)
+        assert isinstance(answer, Give)
+        for _ in range(3):
+            waits = ask_next(post, running, took_part_in=1, gave=answer.manifest)
+            assert isinstance(waits, Wait), waits
+        told = [line for line in running.said if line.endswith("waiting for those who are away")]
+        assert len(told) == 1
+        assert told[0].startswith("step 0 of blocks.1 is lost at the hub (")
+
+
 def test_when_nothing_older_is_left_it_stops_and_names_the_layer(run_config):
     with running_hub(run_config, ("p0",), patience_seconds=0.5) as running, running.post("p0") as post:
         begin_epoch(running, post)

@@ -61,10 +61,14 @@ class Mending:
             return give
         all_gave = all(self.gave.get(name) == give.manifest for name in present)
         if all_gave and now - self._since >= self._patience:
-            self._since = None
-            self.waits_for = self._hosted.fall_back(present, away)
-            self._tell(self.waits_for)
-            self.look_again()
+            before, self.waits_for = self.waits_for, self._hosted.fall_back(present, away)
+            if self.waits_for != before:
+                self._tell(self.waits_for)
+            if self._hosted.missing:
+                self._since = now
+            else:
+                self._since = None
+                self.look_again()
         else:
             self.waits_for = self._hosted.what_is_missing(present, away)
         return self.waits_for

@@ -180,6 +180,8 @@ class HostedRun:
         lost, why = self.newest, self.what_is_missing(present, away)
         try:
             older, _ = self.checkpoints.newest_whole(layers=(), below=lost.manifest.step)
+            if older is None and away:
+                return f"{why}, and there is no older checkpoint: waiting for those who are away"
             if older is None:
                 raise UserError("there is no older checkpoint")
             keep_manifest(self._kept, older.manifest)
