@@ -19,7 +19,7 @@ class Mending:
         self._since: float | None = None
         self._to_look = self._doubted = False
         self._looking: asyncio.Task[None] | None = None
-        self.waits_for = ""
+        self.waits_for = self._last_words = ""
 
     def look_again(self) -> None:
         """An epoch is over: before the next one begins, all of the checkpoint is read."""
@@ -61,9 +61,10 @@ class Mending:
             return give
         all_gave = all(self.gave.get(name) == give.manifest for name in present)
         if all_gave and now - self._since >= self._patience:
-            before, self.waits_for = self.waits_for, self._hosted.fall_back(present, away)
-            if self.waits_for != before:
+            self.waits_for = self._hosted.fall_back(present, away)
+            if self.waits_for != self._last_words:
                 self._tell(self.waits_for)
+            self._last_words = self.waits_for
             if self._hosted.missing:
                 self._since = now
             else:
