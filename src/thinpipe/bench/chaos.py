@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -9,16 +10,19 @@ from pathlib import Path
 import msgspec
 
 from thinpipe.bench import chaos_disk, chaos_networks, chaos_summary
+from thinpipe.bench.chaos_bed import HUB
 from thinpipe.bench.chaos_conduct import conduct
 from thinpipe.bench.chaos_config import ChaosConfig
 from thinpipe.bench.chaos_figure import draw
-from thinpipe.bench.chaos_judge import Facts, judge
+from thinpipe.bench.chaos_judge import Bad, Facts, judge
 from thinpipe.bench.chaos_log import Committed, read_log
 from thinpipe.bench.chaos_poison import read_injections
 from thinpipe.bench.chaos_results import SeedResult
 from thinpipe.bench.chaos_truth import Truth
 from thinpipe.bench.provenance import plain_settings, versions
 from thinpipe.core.errors import UserError
+
+_NAMED = re.compile(r"step:\s+(\d+)\s+(?:retried|skipped): .* from (\S+?)(?:[;,]|$)")
 
 
 def run(config: ChaosConfig) -> int:
@@ -61,16 +65,26 @@ def compare(config: ChaosConfig) -> SeedResult:
     records = list(read_log(config.folder / "log.jsonl"))
     truth = Truth(config)
     truth.compute(max((record.step for record in records if isinstance(record, Committed)), default=0), _say)
-    facts = Facts(commits=truth.commits, steps=truth.steps, poisoned=_poisoned(config))
+    facts = Facts(
+        commits=truth.commits, steps=truth.steps, poisoned=_poisoned(config), shown=shown_by(config.folder / "printed")
+    )
     result = judge(config, records, facts)
     (config.folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
     return result
 
 
-def _poisoned(config: ChaosConfig) -> list[tuple[str, int]]:
+def _poisoned(config: ChaosConfig) -> list[Bad]:
     return [
-        (peer, injection.place.step) for peer in config.peers for injection in read_injections(config.poison_log(peer))
+        Bad(peer, injection.place.step, injection.time_s)
+        for peer in config.peers
+        for injection in read_injections(config.poison_log(peer))
     ]
+
+
+def shown_by(printed: Path) -> list[tuple[str, int]]:
+    """Who was named on the hub's screen, and for which step."""
+    lines = (printed / f"{HUB}.out").read_text(errors="replace").splitlines()
+    return [(found[2], int(found[1])) for line in lines if (found := _NAMED.match(line))]
 
 
 def write_results(config: ChaosConfig) -> str:

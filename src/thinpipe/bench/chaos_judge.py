@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -39,8 +39,18 @@ class Facts:
     """Of the undisturbed run: sha256 by file."""
     steps: Mapping[int, tuple[float, float]]
     """Likewise: loss and norm of the gradient."""
-    poisoned: Sequence[tuple[str, int]] = ()
-    """Who sent a bad message in which step."""
+    poisoned: Sequence["Bad"] = ()
+    """Bad messages that were sent."""
+    shown: Sequence[tuple[str, int]] = ()
+    """Whom the hub has named on its screen, and for which step. On a full disk its event log has gaps."""
+
+
+class Bad(NamedTuple):
+    """A bad message."""
+
+    sender: str
+    step: int
+    time_s: float
 
 
 def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> SeedResult:
@@ -52,7 +62,7 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
     outages = find_outages(records)
     by_fault = [outage for outage in outages if outage.faults]
     second = [r.detail for r in healed if r.kind == "second_hub" and r.detail != UNDECIDED]
-    named, alarms = _poison(records, facts)
+    poison = _poison(records, facts)
     counts = Counter(commit.step for commit in commits)
     ended = [r for r in records if isinstance(r, Ended)]
     return SeedResult(
@@ -90,8 +100,10 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
         clean_steps_per_second=_rate(records, 0.0, config.clean_seconds),
         steps_per_second=_rate(records, config.clean_seconds, 60 * config.minutes),
         poisoned=len(facts.poisoned),
-        poisoned_named=named,
-        false_alarms=alarms,
+        poisoned_named=poison["named"],
+        poisoned_together=poison["together"],
+        poisoned_overtaken=poison["overtaken"],
+        false_alarms=poison["alarms"],
         use=_use(records),
         problem=ended[-1].problem if ended else "it has not ended",
     )
@@ -181,11 +193,33 @@ def _plain(record: Happened) -> dict[str, Any]:
     return plain
 
 
-def _poison(records: Sequence[AnyRecord], facts: Facts) -> tuple[int, int]:
-    """How many bad messages were laid at the door of who sent them; and blame that nobody has earned."""
+def _poison(records: Sequence[AnyRecord], facts: Facts) -> Counter[str]:
+    """How many bad messages were laid at the door of who sent them; how many came in one attempt with another one, of
+    which the first is named; in how many attempts that another fault ended; and blame that nobody has earned."""
     told = [_plain(r) for r in records if isinstance(r, Happened)]
-    blamed = [(event["sender"], event["step"]) for event in told if event["event"] in ("retried", "skipped")]
-    return sum(each in blamed for each in facts.poisoned), sum(each not in facts.poisoned for each in blamed)
+    blamed = {(event["sender"], event["step"]) for event in told if event["event"] in ("retried", "skipped")}
+    blamed |= set(facts.shown)
+    sent = {(bad.sender, bad.step) for bad in facts.poisoned}
+    found = Counter(alarms=len(blamed - sent))
+    for bad in facts.poisoned:
+        if (bad.sender, bad.step) in blamed:
+            found["named"] += 1
+        elif any(sender != bad.sender and step == bad.step for sender, step in blamed & sent):
+            found["together"] += 1
+        elif _was_overtaken(records, bad):
+            found["overtaken"] += 1
+    return found
+
+
+def _was_overtaken(records: Sequence[AnyRecord], bad: Bad) -> bool:
+    """A new epoch began before this step was done."""
+    for record in records:
+        if isinstance(record, Happened) and record.event.time_s > bad.time_s:
+            if isinstance(record.event, Started):
+                return True
+            if isinstance(record.event, Step) and record.event.step >= bad.step:
+                return False
+    return False
 
 
 def _use(records: Sequence[AnyRecord]) -> list[Usage]:
