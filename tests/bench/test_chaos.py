@@ -10,8 +10,9 @@ import pytest
 
 from thinpipe.bench import chaos_disk, chaos_networks
 from thinpipe.bench.chaos import shown_by
+from thinpipe.bench.chaos_blame import Bad
 from thinpipe.bench.chaos_config import KINDS, ChaosConfig
-from thinpipe.bench.chaos_judge import Bad, Facts, judge
+from thinpipe.bench.chaos_judge import Facts, judge
 from thinpipe.bench.chaos_log import Begun, ChaosLog, Committed, Ended, Happened, Hashed, Healed, Said, Struck, read_log
 from thinpipe.bench.chaos_outages import find_outages
 from thinpipe.bench.chaos_results import percentile

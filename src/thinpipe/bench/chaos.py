@@ -11,10 +11,11 @@ import msgspec
 
 from thinpipe.bench import chaos_disk, chaos_networks, chaos_summary
 from thinpipe.bench.chaos_bed import HUB
+from thinpipe.bench.chaos_blame import Bad
 from thinpipe.bench.chaos_conduct import conduct
 from thinpipe.bench.chaos_config import ChaosConfig
 from thinpipe.bench.chaos_figure import draw
-from thinpipe.bench.chaos_judge import Bad, Facts, judge
+from thinpipe.bench.chaos_judge import Facts, judge
 from thinpipe.bench.chaos_log import Committed, read_log
 from thinpipe.bench.chaos_poison import read_injections
 from thinpipe.bench.chaos_results import SeedResult

@@ -4,10 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
-import msgspec
-
+from thinpipe.bench.chaos_blame import Bad, event_of, lay_blame
 from thinpipe.bench.chaos_config import ChaosConfig
 from thinpipe.bench.chaos_faults import REFUSED, UNDECIDED
 from thinpipe.bench.chaos_log import (
@@ -39,18 +37,10 @@ class Facts:
     """Of the undisturbed run: sha256 by file."""
     steps: Mapping[int, tuple[float, float]]
     """Likewise: loss and norm of the gradient."""
-    poisoned: Sequence["Bad"] = ()
+    poisoned: Sequence[Bad] = ()
     """Bad messages that were sent."""
     shown: Sequence[tuple[str, int]] = ()
     """Whom the hub has named on its screen, and for which step. On a full disk its event log has gaps."""
-
-
-class Bad(NamedTuple):
-    """A bad message."""
-
-    sender: str
-    step: int
-    time_s: float
 
 
 def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> SeedResult:
@@ -62,7 +52,7 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
     outages = find_outages(records)
     by_fault = [outage for outage in outages if outage.faults]
     second = [r.detail for r in healed if r.kind == "second_hub" and r.detail != UNDECIDED]
-    poison = _poison(records, facts)
+    poison = lay_blame(records, facts.poisoned, facts.shown)
     counts = Counter(commit.step for commit in commits)
     ended = [r for r in records if isinstance(r, Ended)]
     return SeedResult(
@@ -185,41 +175,7 @@ def _rate(records: Sequence[AnyRecord], begin: float, end: float) -> float:
 
 
 def _events(records: Sequence[AnyRecord], tag: str) -> int:
-    return sum(isinstance(r, Happened) and _plain(r)["event"] == tag for r in records)
-
-
-def _plain(record: Happened) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(record.event)
-    return plain
-
-
-def _poison(records: Sequence[AnyRecord], facts: Facts) -> Counter[str]:
-    """How many bad messages were laid at the door of who sent them; how many came in one attempt with another one, of
-    which the first is named; in how many attempts that another fault ended; and blame that nobody has earned."""
-    told = [_plain(r) for r in records if isinstance(r, Happened)]
-    blamed = {(event["sender"], event["step"]) for event in told if event["event"] in ("retried", "skipped")}
-    blamed |= set(facts.shown)
-    sent = {(bad.sender, bad.step) for bad in facts.poisoned}
-    found = Counter(alarms=len(blamed - sent))
-    for bad in facts.poisoned:
-        if (bad.sender, bad.step) in blamed:
-            found["named"] += 1
-        elif any(sender != bad.sender and step == bad.step for sender, step in blamed & sent):
-            found["together"] += 1
-        elif _was_overtaken(records, bad):
-            found["overtaken"] += 1
-    return found
-
-
-def _was_overtaken(records: Sequence[AnyRecord], bad: Bad) -> bool:
-    """A new epoch began before this step was done."""
-    for record in records:
-        if isinstance(record, Happened) and record.event.time_s > bad.time_s:
-            if isinstance(record.event, Started):
-                return True
-            if isinstance(record.event, Step) and record.event.step >= bad.step:
-                return False
-    return False
+    return sum(isinstance(r, Happened) and event_of(r)["event"] == tag for r in records)
 
 
 def _use(records: Sequence[AnyRecord]) -> list[Usage]:
