@@ -50,8 +50,7 @@ def _refuse_what_cannot_happen(config: ChaosConfig) -> None:
 def _refuse_other_settings(config: ChaosConfig) -> None:
     """A seed's folder belongs to the settings it was begun with."""
     config.folder.mkdir(parents=True, exist_ok=True)
-    file, settings = config.folder / "settings.json", json.loads(json.dumps(plain_settings(config)))
-    del settings["output"]
+    file, settings = config.folder / "settings.json", _settings(config)
     if file.exists() and (before := json.loads(file.read_text())) != settings:
         changed = [name for name in settings if settings[name] != before.get(name)]
         raise UserError(
@@ -59,6 +58,13 @@ def _refuse_other_settings(config: ChaosConfig) -> None:
             "give the same ones, or another --output or --seed"
         )
     file.write_text(json.dumps(settings) + "\n")
+
+
+def _settings(config: ChaosConfig) -> dict[str, object]:
+    """Without the place, which is no matter."""
+    settings: dict[str, object] = json.loads(json.dumps(plain_settings(config)))
+    del settings["output"]
+    return settings
 
 
 def compare(config: ChaosConfig) -> SeedResult:
@@ -100,7 +106,7 @@ def write_results(config: ChaosConfig) -> str:
     )
     page = chaos_summary.page(results, f"{text}; {setting}")
     (config.output / "chaos.md").write_text(page, encoding="utf-8")
-    whole = {"bench": "chaos", "config": plain_settings(config), "versions": facts}
+    whole = {"bench": "chaos", "config": _settings(config), "versions": facts}
     seeds = [msgspec.to_builtins(result) | {"throughput_kept": result.throughput_kept} for result in results]
     (config.output / "chaos.json").write_text(json.dumps(whole | {"seeds": seeds}) + "\n", encoding="utf-8")
     _draw([(result.seed, folder) for result, folder in zip(results, folders, strict=True)], config.output / "chaos.png")
