@@ -1,15 +1,18 @@
 """`thinpipe bench chaos`: the schedule, what is read from a log, and three minutes of real faults, never retried."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from thinpipe.bench import chaos_disk, chaos_networks
-from thinpipe.bench.chaos import shown_by
+from thinpipe.bench.chaos import leaving_cleanly, shown_by
 from thinpipe.bench.chaos_blame import Bad
 from thinpipe.bench.chaos_config import KINDS, ChaosConfig
 from thinpipe.bench.chaos_judge import Facts, judge
@@ -218,6 +221,23 @@ def test_the_log_is_read_back_also_after_a_crash(tmp_path):
         log.write(record)
     log.close()
     assert list(read_log(path)) == LOG
+
+
+def test_a_bench_that_is_asked_to_end_puts_things_away_first():
+    put_away = []
+
+    def work():
+        with leaving_cleanly():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(10)
+            finally:
+                put_away.append(True)
+
+    with pytest.raises(SystemExit):
+        work()
+    assert put_away == [True]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_percentiles_of_few_values():

@@ -1,10 +1,13 @@
 """`thinpipe bench chaos`: lets the faults happen, computes the undisturbed run, compares, and writes what came out."""
 
+import contextlib
 import json
 import os
 import re
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -30,7 +33,8 @@ def run(config: ChaosConfig) -> int:
     """Exit code 1 when anything was not as it must be; the page and standard error say what, and how to do it again."""
     _refuse_what_cannot_happen(config)
     _refuse_other_settings(config)
-    conduct(config, _say)
+    with leaving_cleanly():
+        conduct(config, _say)
     result = compare(config)
     print(write_results(config))
     for failure in result.failures:
@@ -38,6 +42,20 @@ def run(config: ChaosConfig) -> int:
     if result.failures:
         _say(f"the same again: {config.command}")
     return 1 if result.failures else 0
+
+
+@contextlib.contextmanager
+def leaving_cleanly() -> Iterator[None]:
+    """SIGTERM ends us as Ctrl+C does: programs, networks and mounted disks go with us."""
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _refuse_what_cannot_happen(config: ChaosConfig) -> None:
