@@ -1,13 +1,19 @@
 """`thinpipe bench chaos`: the schedule, what is read from a log, and three minutes of real faults, never retried."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from thinpipe.bench import chaos_disk, chaos_networks
+from thinpipe.bench.chaos import leaving_cleanly, shown_by
+from thinpipe.bench.chaos_blame import Bad
 from thinpipe.bench.chaos_config import KINDS, ChaosConfig
 from thinpipe.bench.chaos_judge import Facts, judge
 from thinpipe.bench.chaos_log import Begun, ChaosLog, Committed, Ended, Happened, Hashed, Healed, Said, Struck, read_log
@@ -188,8 +194,23 @@ def test_who_was_given_up_and_comes_back_is_timed():
 
 
 def test_bad_messages_must_be_laid_at_the_right_door():
-    facts = Facts(commits={2: FILES}, steps={}, poisoned=[("p1", 3)])
+    facts = Facts(commits={2: FILES}, steps={}, poisoned=[Bad("p1", 3, 5.0)])
     assert judge(config_of(), LOG, facts).failures != []
+    named = replace(facts, shown=[("p1", 3)])
+    assert (judge(config_of(), LOG, named).failures, judge(config_of(), LOG, named).poisoned_named) == ([], 1)
+    other = judge(config_of(), LOG, replace(facts, shown=[("p0", 3)]))
+    assert (other.false_alarms, other.poisoned_named, len(other.failures)) == (1, 0, 2)
+    two = replace(facts, poisoned=[*facts.poisoned, Bad("p0", 3, 5.1)], shown=[("p0", 3)])
+    assert (judge(config_of(), LOG, two).poisoned_together, judge(config_of(), LOG, two).failures) == (1, [])
+    late = replace(facts, poisoned=[Bad("p1", 6, 10.0)])  # the epoch is over before step 6 comes
+    assert (judge(config_of(), LOG, late).poisoned_overtaken, judge(config_of(), LOG, late).failures) == (1, [])
+
+
+def test_who_was_named_is_read_from_the_screen_of_the_hub(tmp_path):
+    (tmp_path / "hub.out").write_text(
+        "step:   4701  retried: state over boundary 0 is not finite, from p1\nstep:   4702  loss:  2.1 from p2\n"
+    )
+    assert shown_by(tmp_path) == [("p1", 4701)]
 
 
 def test_the_log_is_read_back_also_after_a_crash(tmp_path):
@@ -200,6 +221,23 @@ def test_the_log_is_read_back_also_after_a_crash(tmp_path):
         log.write(record)
     log.close()
     assert list(read_log(path)) == LOG
+
+
+def test_a_bench_that_is_asked_to_end_puts_things_away_first():
+    put_away = []
+
+    def work():
+        with leaving_cleanly():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(10)
+            finally:
+                put_away.append(True)
+
+    with pytest.raises(SystemExit):
+        work()
+    assert put_away == [True]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_percentiles_of_few_values():
@@ -224,7 +262,7 @@ def test_three_minutes_of_chaos_and_not_a_bit_differs(tmp_path):
     assert result["commits_unequal"] == result["commits_lost"] == result["commits_doubled"] == []
     assert result["steps_unequal"] == result["files_unequal"] == []
     assert result["files_on_disk"] > 0
-    assert result["poisoned"] == result["poisoned_named"] > 0
+    assert result["poisoned_named"] > 0
     assert (tmp_path / "chaos.png").read_bytes().startswith(b"\x89PNG")
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert again.returncode == 0, "it is done, and says so at once"

@@ -125,7 +125,7 @@ def run_case(case: Case, segments: int, schedule: str, group: dist.ProcessGroup 
     seen, gradients = [], {}
     for step in range(case.steps):
         outcome = engine.step(step, language.batch(step % 3, batch, TOKENS).numpy(), lr=3e-3)
-        assert outcome.culprit is None
+        assert outcome.fault is None
         seen.append([outcome.loss, outcome.grad_norm])
         gradients = {name: digest(p.grad) for name, p in engine.parameters.items()}
         if engine.basis_is_due(step + 1):

@@ -15,7 +15,8 @@ from thinpipe.core.errors import UserError
 from thinpipe.swarm.assign import Assignment
 from thinpipe.swarm.ballot import Ballot, VoteError
 from thinpipe.swarm.broker_config import HUB
-from thinpipe.swarm.commits import Commit, Commits, State
+from thinpipe.swarm.commit_history import Commit, History, State
+from thinpipe.swarm.commits import Commits
 from thinpipe.swarm.messages import Measure, NextRequest
 from thinpipe.swarm.reports import MachineReport, ProcessorReport
 from thinpipe.swarm.roster import Epoch, Roster
@@ -94,9 +95,11 @@ class SimulatedHub:
             assert commit is not None
             self.log(commit)
         self.roster = Roster(WANTED, assign_some, patience_seconds=PATIENCE, last_epoch=self.disk.epoch)
-        self.commits = Commits(self.disk.log, newest=newest)
+        self.commits = Commits(History(self.disk.log), newest=newest)
         self.ballot: Ballot | None = None
         self.files: dict[tuple[int, str], tuple[int, ...]] = {}
+        self.lost: set[str] = set()
+        """Of those who began the epoch."""
         self.crash_between = False
 
     def log(self, commit: Commit) -> None:
@@ -104,7 +107,13 @@ class SimulatedHub:
         self.disk.log.append(commit)
 
     def gone(self, name: str) -> None:
-        self._over(self.roster.gone(name, "lost"))
+        over = self.roster.gone(name, "lost")
+        self._gone(name)
+        self._over(over)
+
+    def _gone(self, name: str) -> None:
+        self.lost.add(name)
+        self.commits.gone(name)
 
     def _over(self, why: str | None) -> None:
         if why is not None:
@@ -114,7 +123,11 @@ class SimulatedHub:
     def next(self, sender: "Process", request: NextRequest) -> Any:
         if self.roster.is_past(sender.name, request.life):
             return "refused"
-        self._over(self.roster.asked(sender.name, request, self.world.now))
+        life = self.roster.life_of(sender.name)
+        over = self.roster.asked(sender.name, request, self.world.now)
+        if life not in (None, self.roster.life_of(sender.name)):
+            self._gone(sender.name)
+        self._over(over)
         before = self.roster.last_epoch
         found = self.roster.next_for(sender.name, self.world.now)
         if self.roster.last_epoch != before:
@@ -126,7 +139,7 @@ class SimulatedHub:
         assert epoch.number > self.disk.epoch, "epochs only grow"
         self.disk.epoch = epoch.number
         self.commits.begin(epoch.number, epoch.names)
-        self.files.clear()
+        self.files.clear(), self.lost.clear()
         self.beginning = self.commits.newest
         self.ballot = Ballot(epoch.number, epoch.names)
         self.world.lives[epoch.number] = {name: self.roster._peers[name].life for name in epoch.names}
@@ -142,7 +155,7 @@ class SimulatedHub:
         ballot = self.ballot
         if ballot is None:
             return "refused"
-        counts = number == ballot.rounds + 1 and sender.name in ballot.missing
+        counts = sender.name not in self.world.votes.get((ballot.epoch, number), {})
         try:
             ballot.give(sender.name, epoch, number, "sum", np.array(numbers))
         except VoteError:
@@ -153,21 +166,21 @@ class SimulatedHub:
         found = ballot.decision(number)
         return None if found is None else tuple(found.tolist())
 
-    def saved(self, sender: "Process", asked: tuple[int, State]) -> str:
-        epoch, state = asked
+    def saved(self, sender: "Process", asked: tuple[int, State, tuple[str, ...]]) -> str:
+        epoch, state, files = asked
         latest = self.roster.latest
         if latest is None or latest.number != epoch or sender.name not in latest.names:
             return "refused"
         try:
-            found = self.commits.told(sender.name, epoch, state, "", self.world.now)
+            found = self.commits.told(sender.name, epoch, state, files, "", self.world.now)
         except UserError:
             return "refused"
         if found in ("begin", "send"):
             self.world.is_of(sender, self.commits.epoch)
             if found == "begin":
-                self.world.told.clear()
+                self.world.told.clear(), self.world.promised.clear()
                 self.files.clear()
-            self.world.told[sender.name] = state
+            self.world.told[sender.name], self.world.promised[sender.name] = state, files
         self._commit_if_whole()
         return found
 
@@ -192,7 +205,7 @@ class SimulatedHub:
         self.disk.folders[commit.step] = commit, {layer: self.files[commit.step, layer] for layer in LAYERS}
         if self.crash_between:
             raise HubCrashError
-        if commit.step not in self.commits:
+        if not self.commits.is_known(commit):
             self.log(commit)
         self.commits.committed(commit)
         self._over(self.roster.committed(commit.step))
@@ -247,7 +260,8 @@ class Process:
         if not saving.told:
             files = saving.state.files
             wrong = state_of(saving.state.step, files | {LAYERS[0]: sha(f"lie of {self.name}")})
-            self.world.send(self, "saved", (saving.epoch, wrong if self.lies else saving.state))
+            told = wrong if self.lies else saving.state
+            self.world.send(self, "saved", (saving.epoch, told, tuple(saving.to_send)))
             self.lies = False
         elif saving.to_send:
             file = saving.to_send[0]
@@ -349,7 +363,7 @@ class World:
         self.started: dict[int, State] = {}
         self.board: dict[tuple[int, int], dict[str, dict[str, str]]] = {}
         self.told: dict[str, State] = {}
-        self.most_committed = 0
+        self.promised: dict[str, tuple[str, ...]] = {}
         self.hub = SimulatedHub(self)
 
     # What happens
@@ -362,7 +376,7 @@ class World:
         if rotten and len(self.disk.folders) > 1:
             del self.disk.folders[max(self.disk.folders)]
         before = list(self.disk.log)
-        self.told.clear()
+        self.told.clear(), self.promised.clear()
         self.hub = SimulatedHub(self)
         assert self.disk.log[: len(before)] == before
 
@@ -421,6 +435,15 @@ class World:
         votes = self.votes.get((process.epoch, process.round), {})
         assert set(votes) == set(process.work.names), "weights change without a vote of all"
         assert set(votes.values()) == {(0.0, float(process.step))}, "weights change although somebody was against it"
+
+    def check_arriving(self) -> None:
+        """Nobody sends parts of what can never be whole."""
+        hub = self.hub
+        if hub.commits.arriving is None or set(self.promised) != set(self.lives[hub.commits.epoch]):
+            return  # somebody has still to tell what it has
+        here = {file for step, file in hub.files if step == hub.commits.arriving}
+        coming = {file for name, files in self.promised.items() if name not in hub.lost for file in files}
+        assert here | coming == set(LAYERS), "all send what can never be whole"
 
     def check_commit(self, commit: Commit, files: dict[tuple[int, str], tuple[int, ...]]) -> None:
         assert commit.state == undisturbed(commit.step), "what is committed is not what an undisturbed run has"

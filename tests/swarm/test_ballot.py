@@ -59,7 +59,10 @@ def test_anything_else_is_refused(vote, message):
     ballot.give("a", 1, 1, "sum", numbers(1))
     with pytest.raises(VoteError, match=message):
         ballot.give(*vote)
-    assert ballot.missing == ["b", "c"]
+    for name in ("b", "c"):
+        assert ballot.decision(1) is None
+        ballot.give(name, 1, 1, "sum", numbers(1))
+    assert ballot.decision(1).tolist() == [3], "nothing of it was counted"
 
 
 def test_nobody_changes_a_vote():

@@ -1,11 +1,16 @@
 """One commit of a step, ever: who must have told what, what is refused, and what a crash leaves of the log."""
 
+import time
+
 import msgspec
 import pytest
 
 from thinpipe.core.errors import UserError
-from thinpipe.swarm.commit_log import CommitLog, read_commits
-from thinpipe.swarm.commits import QUIET_SECONDS, Commit, Commits, State
+from thinpipe.swarm.commit_history import Commit, History, State
+from thinpipe.swarm.commit_log import CommitLog
+from thinpipe.swarm.commits import QUIET_SECONDS, Commits
+
+PARTS = {"a": ["first"], "b": ["last"]}
 
 
 def state(step, **changes):
@@ -15,14 +20,18 @@ def state(step, **changes):
 
 
 def ledger(records=(), newest=0, epoch=1):
-    commits = Commits(records, newest=newest)
+    commits = Commits(History(records), newest=newest)
     commits.begin(epoch, ("a", "b"))
     return commits
 
 
-def commit(commits, step, epoch=1):
+def tell(commits, peer, epoch, what, seal, now):
+    return commits.told(peer, epoch, what, PARTS.get(peer, []), seal, now)
+
+
+def commit(commits, step, epoch=1, **changes):
     for name in ("a", "b"):
-        commits.told(name, epoch, state(step), "", 0.0)
+        tell(commits, name, epoch, state(step, **changes), "", 0.0)
     for name, file in (("a", "first"), ("b", "last")):
         assert commits.expects(name, step, file, 0.0)
         commits.came(name, step, file)
@@ -31,53 +40,86 @@ def commit(commits, step, epoch=1):
     return found
 
 
+def read(path):
+    return [msgspec.json.decode(line, type=Commit) for line in path.read_bytes().splitlines()]
+
+
 def test_all_must_tell_and_all_files_must_come():
     commits = ledger()
-    assert commits.told("a", 1, state(4), "", 0.0) == "begin"
+    assert tell(commits, "a", 1, state(4), "", 0.0) == "begin"
     commits.came("a", 4, "first")
     commits.came("a", 4, "last")
     assert commits.whole is None, "b has not told that it has its part"
-    assert commits.told("b", 1, state(4), "", 0.0) == "send"
+    assert tell(commits, "b", 1, state(4), "", 0.0) == "send"
     assert commits.whole.holders == {"first": ["a", "hub"], "last": ["a", "hub"]}
     assert commits.whole.state == state(4)
 
 
 def test_what_is_there_is_not_asked_for_again_and_does_not_change():
     commits = ledger()
-    first = commit(commits, 4)
-    assert commits.told("a", 1, state(4), "", 0.0) == "there"
-    assert (commits.whole, commits.arriving, commits[4]) == (None, None, first)
-    with pytest.raises(UserError, match="step 4 was committed in epoch 1 with other contents"):
-        commits.told("a", 1, state(4, samples_seen=0), "", 0.0)
+    commit(commits, 4)
+    assert tell(commits, "a", 1, state(4), "", 0.0) == "there"
+    assert (commits.whole, commits.arriving) == (None, None)
+    with pytest.raises(UserError, match="step 4 is committed with other contents"):
+        tell(commits, "a", 1, state(4, samples_seen=0), "", 0.0)
     with pytest.raises(UserError, match="there is a newer checkpoint, of step 4"):
-        commits.told("a", 1, state(3), "", 0.0)
+        tell(commits, "a", 1, state(3), "", 0.0)
 
 
 def test_who_is_gone_before_it_told_keeps_nobody_busy():
     commits = ledger()
-    assert commits.told("a", 1, state(4), "", 0.0) == "begin"
+    assert tell(commits, "a", 1, state(4), "", 0.0) == "begin"
     commits.gone("b")
     assert commits.arriving is None
-    with pytest.raises(UserError, match="b left before it told its part"):
-        commits.told("a", 1, state(4), "", 0.0)
+    with pytest.raises(UserError, match="b is gone, and its part with it"):
+        tell(commits, "a", 1, state(4), "", 0.0)
+    commits.begin(2, ("a", "c"))
+    assert tell(commits, "a", 2, state(8), "", 0.0) == "begin"
+
+
+def test_who_is_gone_before_its_files_came_keeps_nobody_busy():
     commits = ledger()
     for name in ("a", "b"):
-        commits.told(name, 1, state(4), "", 0.0)
+        tell(commits, name, 1, state(4), "", 0.0)
     commits.gone("b")
-    assert commits.told("a", 1, state(4), "", 0.0) == "send", "it has told: its files may be there"
-    commits.begin(2, ("a", "c"))
-    assert commits.told("a", 2, state(8), "", 0.0) == "begin"
+    assert commits.arriving is None
+    assert not commits.expects("a", 4, "first", 0.0), "it can never be whole"
+
+
+def test_who_is_gone_after_its_files_came_is_not_needed_any_more():
+    commits = ledger()
+    for name in ("a", "b"):
+        tell(commits, name, 1, state(4), "", 0.0)
+    commits.came("b", 4, "last")
+    commits.gone("b")
+    assert tell(commits, "a", 1, state(4), "", 0.0) == "send"
+    commits.came("a", 4, "first")
+    assert commits.whole.state == state(4)
+
+
+def test_files_of_one_that_is_gone_may_come_from_another_that_has_them():
+    for files in (["first", "last"], ["first"]):
+        commits = ledger()
+        tell(commits, "b", 1, state(4), "", 0.0)
+        commits.gone("b")
+        assert commits.arriving == 4, "a has not told what it has"
+        if "last" in files:
+            assert commits.told("a", 1, state(4), files, "", 0.0) == "send"
+        else:
+            with pytest.raises(UserError, match="nobody who is there has last of step 4"):
+                commits.told("a", 1, state(4), files, "", 0.0)
+            assert commits.arriving is None
 
 
 @pytest.mark.parametrize(("peer", "epoch"), [("c", 2), ("a", 1), ("a", 3)])
 def test_who_is_not_of_the_epoch_is_not_heard(peer, epoch):
     commits = ledger(epoch=2)
     with pytest.raises(UserError, match="not of this epoch"):
-        commits.told(peer, epoch, state(4), "", 0.0)
-    commits.told("a", 2, state(4), "", 0.0)
+        tell(commits, peer, epoch, state(4), "", 0.0)
+    tell(commits, "a", 2, state(4), "", 0.0)
     assert not commits.expects("c", 4, "first", 0.0)
     commits.came("c", 4, "first")
-    commits.told("b", 2, state(4), "", 0.0)
+    tell(commits, "b", 2, state(4), "", 0.0)
     commits.came("b", 4, "last")
     assert commits.whole is None
 
@@ -85,9 +127,9 @@ def test_who_is_not_of_the_epoch_is_not_heard(peer, epoch):
 @pytest.mark.parametrize("seal", ["", "another"])
 def test_two_that_differ_make_no_commit(seal):
     commits = ledger()
-    commits.told("a", 1, state(4), "", 0.0)
+    tell(commits, "a", 1, state(4), "", 0.0)
     with pytest.raises(UserError, match="another peer has told another checkpoint of step 4"):
-        commits.told("b", 1, state(4, samples_seen=16 if seal else 1), seal, 0.0)
+        tell(commits, "b", 1, state(4, samples_seen=16 if seal else 1), seal, 0.0)
     for file in ("first", "last"):
         commits.came("a", 4, file)
     assert commits.whole is None
@@ -95,51 +137,76 @@ def test_two_that_differ_make_no_commit(seal):
 
 def test_a_new_epoch_gives_up_what_was_on_its_way_and_epochs_only_grow():
     commits = ledger(epoch=2)
-    commits.told("a", 2, state(4), "", 0.0)
+    tell(commits, "a", 2, state(4), "", 0.0)
     with pytest.raises(ValueError, match="epoch 2 cannot follow epoch 2"):
         commits.begin(2, ("a", "b"))
     commits.begin(3, ("a", "b"))
     assert commits.arriving is None
-    assert commits.told("a", 3, state(4, samples_seen=1), "", 0.0) == "begin", "it was not committed"
+    assert tell(commits, "a", 3, state(4, samples_seen=1), "", 0.0) == "begin", "it was not committed"
 
 
 def test_a_slow_line_is_waited_for_while_something_comes():
     commits = ledger()
-    commits.told("a", 1, state(4), "", 0.0)
-    assert commits.told("a", 1, state(8), "", QUIET_SECONDS - 1) == "later"
+    tell(commits, "a", 1, state(4), "", 0.0)
+    assert tell(commits, "a", 1, state(8), "", QUIET_SECONDS - 1) == "later"
     assert commits.expects("a", 4, "first", QUIET_SECONDS - 1)
-    assert commits.told("a", 1, state(8), "", QUIET_SECONDS + 1) == "later"
-    assert commits.told("a", 1, state(8), "", 2 * QUIET_SECONDS) == "begin"
-    assert commits.told("b", 1, state(12), "", 0.0) == "begin", "b will never send step 8"
+    assert tell(commits, "a", 1, state(8), "", QUIET_SECONDS + 1) == "later"
+    assert tell(commits, "a", 1, state(8), "", 2 * QUIET_SECONDS) == "begin"
+    assert tell(commits, "b", 1, state(12), "", 0.0) == "begin", "b will never send step 8"
 
 
-def test_what_the_hub_has_lost_is_taken_again_if_it_is_the_same():
+def test_what_the_hub_has_lost_is_taken_again_and_is_the_same_commit():
     first = commit(ledger(), 4)
     commits = ledger([first], newest=2, epoch=2)
-    with pytest.raises(UserError, match="with other contents"):
-        commits.told("a", 2, state(4, basis_version=2), "", 0.0)
     again = commit(commits, 4, epoch=2)
-    assert (again.epoch, commits[4], commits.newest) == (2, first, 4)
+    assert commits.is_known(again)
+    assert (again.epoch, again.replaces, commits.newest) == (2, "", 4)
+    assert commits.peers_with(["first"]) == {"first": ["a"]}
+
+
+def test_what_the_hub_has_lost_and_is_computed_otherwise_takes_its_place_and_says_so():
+    first = commit(ledger(), 4)
+    commits = ledger([first], newest=4, epoch=2)
+    with pytest.raises(UserError, match="step 4 is committed with other contents"):
+        tell(commits, "a", 2, state(4, basis_version=2), "", 0.0)
+    commits.fall_back(2)
+    again = commit(commits, 4, epoch=2, basis_version=2)
+    assert again.replaces == first.sha256 != again.sha256
+    with pytest.raises(UserError, match="step 4 is committed with other contents"):
+        tell(commits, "a", 2, first.state, "", 0.0)
+
+
+def test_of_old_commits_only_a_hash_is_kept():
+    history = History((Commit.of(state(step), 1, {}) for step in range(1, 100)), most=3)
+    assert [step for step in range(101) if history.record(step)] == [97, 98, 99]
+    assert history.last == history.record(99)
+    assert history.sha256(5) == state(5).sha256
+    with pytest.raises(ValueError, match="step 5 is committed already"):
+        history.add(Commit.of(state(5, basis_version=7), 2, {}))
+    history.add(Commit.of(state(5, basis_version=7), 2, {}, state(5).sha256))
+    assert history.sha256(5) == state(5, basis_version=7).sha256
 
 
 def test_the_log_keeps_what_was_written_and_drops_a_torn_line(tmp_path):
     path = tmp_path / "log" / "commits.jsonl"
     records = [Commit.of(state(step), 1, {"first": ["b", "a"]}) for step in (2, 4, 6)]
     log = CommitLog(path)
+    log.open()
     for record in records:
         log.append(record)
     with pytest.raises(ValueError, match="step 4 is committed already"):
         log.append(records[1])
     log.close()
-    assert read_commits(path) == records
+    assert read(path) == records
     assert records[0].holders == {"first": ["a", "b", "hub"], "last": ["hub"]}
     whole = path.read_bytes()
     ends = [at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
         log = CommitLog(path)
+        log.open()
         log.close()
-        assert log.records == records[: sum(end <= cut for end in ends)]
+        assert log.history.last == [None, *records][sum(end <= cut for end in ends)]
         assert path.read_bytes() == whole[: max([0, *(end for end in ends if end <= cut)])]
 
 
@@ -151,6 +218,33 @@ def test_a_log_that_is_wrong_before_its_end_is_not_used(tmp_path):
         CommitLog(path)
     path.write_bytes(line + line)
     with pytest.raises(UserError, match=r"line 2 of .* commits step 2 again"):
-        read_commits(path)
+        CommitLog(path)
     path.write_bytes(line + bytes(50))
-    assert [record.step for record in read_commits(path)] == [2]
+    assert CommitLog(path).history.last.step == 2
+
+
+def test_a_commit_that_takes_the_place_of_another_is_read_back(tmp_path):
+    path = tmp_path / "commits.jsonl"
+    first, other = Commit.of(state(2), 1, {}), Commit.of(state(2, samples_seen=9), 2, {}, state(2).sha256)
+    log = CommitLog(path)
+    log.open()
+    with pytest.raises(ValueError, match="step 2 is committed already"):
+        log.append(other)
+    log.append(first)
+    log.append(other)
+    log.close()
+    assert read(path) == [first, other]
+    assert CommitLog(path).history.sha256(2) == other.sha256
+    assert b"replaces" not in path.read_bytes().splitlines()[0]
+
+
+def test_a_long_log_is_read_in_time_that_grows_with_its_length(tmp_path):
+    lines = [msgspec.json.encode(Commit.of(state(step), 1, {})) + b"\n" for step in range(1, 40_001)]
+    seconds = []
+    for count in (4_000, 40_000):
+        path = tmp_path / f"{count}.jsonl"
+        path.write_bytes(b"".join(lines[:count]))
+        began = time.process_time()
+        assert CommitLog(path, most=3).history.last.step == count
+        seconds.append(time.process_time() - began)
+    assert seconds[1] < 40 * seconds[0], seconds

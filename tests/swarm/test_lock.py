@@ -21,6 +21,13 @@ def test_one_at_a_time(tmp_path):
     FolderLock(tmp_path).release()
 
 
+def test_who_is_second_is_told_whom_to_stop(tmp_path):
+    first = FolderLock(tmp_path)
+    with pytest.raises(UserError, match=f"{tmp_path} is in use by a friend: ask him"):
+        FolderLock(tmp_path, in_use_by="a friend: ask him")
+    first.release()
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="locks are not inherited on Windows")
 def test_who_inherits_it_keeps_it(tmp_path):
     held = FolderLock(tmp_path)

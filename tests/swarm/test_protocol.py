@@ -156,6 +156,10 @@ class Protocol(RuleBasedStateMachine):
         assert self.world.disk.epoch >= max(self.epoch, self.world.hub.roster.last_epoch)
         self.epoch = self.world.disk.epoch
 
+    @invariant()
+    def what_is_sent_can_become_whole(self):
+        self.world.check_arriving()
+
     def teardown(self):
         """When all is well again, the run goes on."""
         world = self.world

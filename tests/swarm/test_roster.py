@@ -304,6 +304,22 @@ def test_a_program_that_another_has_followed_is_not_heard():
     assert epoch.lives == {"a": 1, "b": 2}
 
 
+def test_one_that_was_lost_may_come_back_unless_another_was_started():
+    roster = roster_of(2)
+    ask(roster, "a")
+    roster.gone("a", "lost")
+    ask(roster, "a")
+    assert roster.is_now("a", "a")
+    roster.gone("a", "lost")
+    assert not roster.is_now("a", "a")
+    assert not roster.is_past("a", "a")
+    ask(roster, "a", life="z")
+    assert roster.is_past("a", "a")
+    assert ask(roster, "a", life="a") == (None, None)
+    assert roster.is_now("a", "z")
+    assert not roster.is_now("b", "a")
+
+
 def test_a_request_from_before_it_was_measured_does_not_make_one_unmeasured():
     roster = roster_of(3)
     ask(roster, "a", report=None)

@@ -21,7 +21,9 @@ def save_by_hand(hosted, step, folder):
 
 
 def tell_saved(post, path, *, epoch=1):
-    return ask_as(post, "saved", SavedRequest(epoch=epoch, manifest=(path / MANIFEST).read_bytes()), Verdict)
+    files = [file.name for file in path.glob("*.safetensors")]
+    request = SavedRequest(epoch=epoch, manifest=(path / MANIFEST).read_bytes(), files=files)
+    return ask_as(post, "saved", request, Verdict)
 
 
 def commit_by_hand(post, hosted, step, folder, *, epoch=1):

@@ -29,10 +29,10 @@ class RunningHub:
     """What the hub's event loop complains of."""
     loop: asyncio.AbstractEventLoop
 
-    def post(self, name):
+    def post(self, name, life="a"):
         broker = self.hub.broker
         address = Address(url=broker.url, fingerprint=broker.fingerprint, name=name, seed=self.seeds[name])
-        return closing(Post(address))
+        return closing(Post(address, life=life))
 
 
 @contextmanager

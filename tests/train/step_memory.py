@@ -40,7 +40,7 @@ def run_steps(config, vocabulary):
     shape = (config.training.global_batch_size, config.training.seq_len + 1)
     for index in range(2):  # the first allocates the optimiser's state
         ids = np.random.default_rng(index).integers(vocabulary, size=shape)
-        assert engine.step(index, ids, 1e-4).culprit is None
+        assert engine.step(index, ids, 1e-4).fault is None
 
 
 def load_libraries():

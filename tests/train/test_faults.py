@@ -36,6 +36,12 @@ def test_a_bad_gradient_spoils_all_below_it():
     assert (fault.culprit, fault.sender, fault.boundary, fault.forward) == ("gradient over boundary 1", 1, 1, False)
 
 
+def test_who_found_it_in_a_message_is_known_too():
+    assert [found([end]).receiver for end in ((1, True), (2, True), (1, False))] == [1, 2, 0]
+    assert found([(0, True)]).receiver == found([(0, True)]).sender == 0, "a boundary inside a process"
+    assert found(loss=math.nan).receiver is None
+
+
 def test_a_bad_loss_comes_before_the_gradients_made_of_it():
     fault = found([(b, False) for b in range(3)], loss=math.inf, bad="abcd")
     assert (fault.culprit, fault.sender, fault.boundary) == ("loss", 2, None)

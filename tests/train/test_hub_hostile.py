@@ -19,14 +19,17 @@ from thinpipe.swarm.line_test import Probe
 from thinpipe.swarm.messages import (
     AdminRequest,
     Answer,
+    EventTold,
     JoinAnswer,
     JoinRequest,
+    LeaveRequest,
     Ready,
     Refused,
     SavedRequest,
     TokensRequest,
     Verdict,
     Wait,
+    Work,
 )
 from thinpipe.swarm.status import Status
 from thinpipe.train.config import JobSection
@@ -70,7 +73,12 @@ def seeds_for(running):
         "beat": packed(Beat(), Beat(epoch=1, marks=3, quiet_s=1.5, waits_for="p1", steps=2, stepping=True)),
         "event": [
             msgspec.json.encode(Saved(step=1, path="a", nbytes=1, seconds=1.0)),
-            msgspec.json.encode(Skipped(step=1, loss=None, culprit="\x1b[2J")),
+            *packed(
+                EventTold(epoch=1, event=msgspec.json.encode(Saved(step=1, path="a", nbytes=1, seconds=1.0))),
+                EventTold(epoch=1, event=msgspec.json.encode(Skipped(step=1, loss=None, culprit="\x1b[2J"))),
+                EventTold(epoch=1, event=NASTY[3]),
+                {"epoch": -1, "event": b""},
+            ),
         ],
         "status": packed(0),
         "admin": packed(AdminRequest(what="kick", name="p1"), AdminRequest(what="stop"), {"what": "status"}),
@@ -96,7 +104,7 @@ def seeds_for(running):
             {"split": "train", "index": -1},
             {"split": "train", "index": (1 << 64) - 1},
         ),
-        "saved": packed(*(SavedRequest(epoch=1, manifest=each) for each in manifests)),
+        "saved": packed(*(SavedRequest(epoch=1, manifest=each, files=[name]) for each in manifests)),
         "ready": packed({"epoch": 1, "hashes": {}, "more": 1}, Ready(epoch=1, hashes={"basis": "0"})),
         "next": [
             next_request(running, life="b"),
@@ -108,7 +116,7 @@ def seeds_for(running):
                 asked | {"life": ["x"]},
             ),
         ],
-        "leave": packed(0),
+        "leave": packed(0, LeaveRequest(life="a"), LeaveRequest(life="another")),
     }
 
 
@@ -179,7 +187,7 @@ def test_no_request_of_a_member_keeps_the_hub_from_answering_others(run_config):
 
             assert isinstance(ask_as(honest, "store", Asked(what="set", keys=["k"], value=b"v"), Answered), Answered)
             assert honest.request("line", msgspec.msgpack.encode(Probe(answer_nbytes=5)), seconds=20)
-            assert isinstance(ask_next(honest, running, took_part_in=1), Wait)
+            assert isinstance(ask_next(honest, running, took_part_in=1), Wait | Work)
             assert "p1" in running.hub.roster.present
         assert not any("\x1b" in line for line in running.said)
 
@@ -249,7 +257,10 @@ def test_one_that_hears_of_the_same_epoch_twice_does_not_undo_what_arrives(run_c
         begin_epoch(running, first, second)
         newest = running.hub.hosted.newest.manifest
         manifest = msgspec.json.encode(msgspec.structs.replace(newest, step=4).sealed())
-        assert ask_as(first, "saved", SavedRequest(epoch=1, manifest=manifest), Verdict) == Verdict()
+        assert (
+            ask_as(first, "saved", SavedRequest(epoch=1, manifest=manifest, files=list(newest.files)), Verdict)
+            == Verdict()
+        )
         file, entry = next(iter(newest.files.items()))
         data = (running.hub.hosted.newest.path / file).read_bytes()
         ask_as(first, "keep", Chunk(name=f"step-00000004/{file}", offset=0, data=data[:10]), KeepAnswer)

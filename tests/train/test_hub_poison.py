@@ -1,5 +1,6 @@
 """A peer that sends bad values: once, and the step is computed again; twice, and the others remove it."""
 
+import json
 import re
 import signal
 from contextlib import ExitStack
@@ -58,7 +59,7 @@ def test_a_peer_that_is_bad_once_stays_and_one_that_is_bad_twice_is_removed(run_
     peers[once].process.send_signal(signal.SIGUSR1)
     hub.until(rf"retried: (state|gradient) over boundary \d is not finite, from {once}")
     peers[twice].process.send_signal(signal.SIGUSR1)
-    hub.until(rf"{twice} was removed by the others: what it sent was bad twice in step \d+: ")
+    hub.until(rf"{twice} was removed by the others: what it sent was bad twice in step \d+: .*, found by \w+")
     assert peers[twice].finish() == 2
     assert "the others have removed you from the run, for what you sent was bad twice" in peers[twice].printed
     hub.until("epoch 2: ")
@@ -72,6 +73,31 @@ def test_a_peer_that_is_bad_once_stays_and_one_that_is_bad_twice_is_removed(run_
     assert events(hosted, Skipped) == []
     assert {step.step for step in steps_of(hosted)} == set(range(1, STEPS + 1))
     assert files_of(hosted, STEPS) == files_of(run_config, STEPS)
+
+
+@pytest.mark.timeout(290)
+def test_a_run_that_has_diverged_stops_and_costs_one_peer_its_place_at_most(run_config, programs, tmp_path):
+    """Whoever has the first segment sends bad values from step 10 on, on any machine: it is the run itself."""
+    config = replace(run_config, checkpoint=CheckpointSection(interval=4, keep_latest_k=2))
+    file = tmp_path / "run.toml"
+    file.write_text(dump_toml(config))
+    hub = start_hub(programs, file, 3, "--hub.patience-seconds", 2)
+    plan = json.dumps([[step, 0, True, 2, "nan"] for step in range(10, 60)])
+    peers = [
+        programs(
+            name,
+            *("join", invite, "--folder", tmp_path / name, "--name", name),
+            module="tests.train.poisoning",
+            environment={"POISON": plan, "POISON_RANK": "0"},
+        )
+        for name, invite in zip(("anna", "bert", "carl"), invites_of(hub), strict=True)
+    ]
+    hub.finish()
+    assert "stopped: not_finite" in hub.printed
+    assert len(re.findall("was removed by the others", hub.printed)) == 1, hub.printed
+    assert sorted(peer.finish() for peer in peers) == [0, 0, 2]
+    assert [event.step for event in events(config, Skipped)] == [10, 11, 12]
+    assert "epoch 3: " not in hub.printed
 
 
 def test_the_others_remove_who_they_accuse_and_hear_for_which_step(run_config):

@@ -25,7 +25,9 @@ from thinpipe.core.config import dump_toml
 from thinpipe.core.events import Retried, Skipped, Step
 from thinpipe.train.config import CheckpointSection, ParallelismSection
 from thinpipe.train.engine import Engine
+from thinpipe.train.faults import PoisonedError
 from thinpipe.train.loop import Trainer
+from thinpipe.train.supplies import Supplies
 
 NAMED = {case.name: case for case in CASES}
 METHODS = {
@@ -132,6 +134,25 @@ def test_one_that_is_bad_twice_is_skipped_and_named_and_three_end_the_run(run_co
         assert code == 1, printed
         assert "skipped: state over boundary 1 is not finite, from process 0; no weight changed" in printed
     assert [event.step for event in events(two, Skipped)] == [2, 5, 6, 7]
+
+
+class Accusing(Supplies):
+    """Somebody can remove processes, but not for this step again."""
+
+    def __init__(self, removed_for):
+        self.removed_for = removed_for
+
+    def may_accuse(self, step):
+        return step != self.removed_for
+
+
+def test_nobody_is_accused_after_a_step_that_was_skipped(run_config, poisoned):
+    """No weight has changed since: it may be the run itself."""
+    poisoned([[step, 0, True, 2, "nan"] for step in (2, 3, 5)])
+    trainer = Trainer(run_config, supplies=Accusing(removed_for=2))
+    with pytest.raises(PoisonedError, match="in step 5"):
+        trainer.train()
+    assert [event.step for event in events(run_config, Skipped)] == [2, 3]
 
 
 @pytest.mark.parametrize("name", ["ef", "ef21", "ef21-mask", "aqsgd"])

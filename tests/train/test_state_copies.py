@@ -19,15 +19,15 @@ from tests.train.commits import (
     tell_saved,
     wait_until,
 )
-from tests.train.hubs import ask_next, begin_epoch, next_request, report, running_hub
+from tests.train.hubs import ask_as, ask_next, begin_epoch, next_request, report, running_hub
 from tests.train.programs import files_of, invites_of
 from thinpipe.checkpoint import CheckpointFolder
-from thinpipe.checkpoint.folder import layer_of
+from thinpipe.checkpoint.folder import MANIFEST, layer_of
 from thinpipe.core.config import dump_toml
 from thinpipe.core.errors import UserError
-from thinpipe.swarm.commits import Commit
+from thinpipe.swarm.commit_history import Commit
 from thinpipe.swarm.file_asks import FileTransferError
-from thinpipe.swarm.messages import Answer, Done, Give, Wait, Work
+from thinpipe.swarm.messages import Answer, Done, Give, LeaveRequest, SavedRequest, Verdict, Wait, Work
 from thinpipe.train.commit_record import state_of
 from thinpipe.train.config import CheckpointSection, JobSection
 from thinpipe.train.hosting import HostedRun
@@ -127,6 +127,53 @@ def test_a_file_that_the_hub_has_lost_is_given_again_before_the_next_epoch_begin
         assert "step 4 is whole again" in running.said
 
 
+@pytest.mark.parametrize("while_it_runs", [True, False])
+def test_a_commit_whose_folder_is_gone_is_given_again(run_config, tmp_path, while_it_runs):
+    with running_hub(run_config, ("p0",)) as running, running.post("p0") as post:
+        begin_epoch(running, post)
+        hosted = running.hub.hosted
+        mine = commit_by_hand(post, hosted, 4, tmp_path)
+        shutil.rmtree(hosted.newest.path)
+        if while_it_runs:
+            give_all_and_begin(running, post, mine, took_part_in=1)
+    if not while_it_runs:
+        with running_hub(run_config, ("p1",)) as running, running.post("p1") as post:
+            give_all_and_begin(running, post, mine)
+
+
+def give_all_and_begin(running, post, mine, **fields):
+    answer = ask_next(post, running, **fields)
+    assert isinstance(answer, Give)
+    assert (answer.step, len(answer.files)) == (4, len(running.hub.hosted.newest.manifest.files))
+    push_all(post, mine, answer.files)
+    work = ask_next(post, running, gave=answer.manifest, **fields)
+    assert isinstance(work, Work)
+    assert msgspec.json.decode(work.manifest)["step"] == 4
+    running.hub.hosted.checkpoints.open(4)
+    assert "step 4 is whole again" in running.said
+
+
+@pytest.mark.parametrize("started_again", [True, False])
+def test_what_can_never_be_whole_keeps_nobody_sending(run_config, tmp_path, started_again):
+    """The other has told its part, and is started again or killed before it has sent it."""
+    with running_hub(run_config) as running, running.post("p0") as first, running.post("p1") as second:
+        begin_epoch(running, first, second)
+        hosted = running.hub.hosted
+        path = save_by_hand(hosted, 4, tmp_path)
+        mine, *others = sorted(hosted.newest.manifest.files)
+        for post, files in ((first, [mine]), (second, others)):
+            request = SavedRequest(epoch=1, manifest=(path / MANIFEST).read_bytes(), files=files)
+            assert ask_as(post, "saved", request, Verdict).refusal == ""
+        push_all(second, path, others[:1])
+        if started_again:
+            second.tell("next", next_request(running, life="b"))
+        else:
+            second.close()
+        wait_until(lambda: hosted.ledger.arriving is None)
+        with pytest.raises(FileTransferError, match="it expects no such file from us"):
+            push_all(first, path, [mine])
+
+
 def test_when_nobody_has_it_the_run_goes_on_from_an_older_commit_and_says_so(run_config, tmp_path):
     with (
         running_hub(run_config, peers=("p0", "p1"), patience_seconds=1.0) as running,
@@ -142,7 +189,7 @@ def test_when_nobody_has_it_the_run_goes_on_from_an_older_commit_and_says_so(run
             assert hosted.committed == step
         lost = next(iter(hosted.newest.manifest.files))
         (hosted.newest.path / lost).unlink()
-        second.request("leave", b"", seconds=20)
+        ask_as(second, "leave", LeaveRequest(life="a"), Verdict)
 
         answer = ask_next(first, running, took_part_in=1)
         assert isinstance(answer, Give)
@@ -157,6 +204,25 @@ def test_when_nobody_has_it_the_run_goes_on_from_an_older_commit_and_says_so(run
             f"left of step 8 is in {place}"
         ) in running.said
         assert place.is_dir()
+
+
+def test_when_nothing_older_is_left_those_away_are_waited_for(run_config):
+    with (
+        running_hub(run_config, ("p0", "p1"), patience_seconds=0.5) as running,
+        running.post("p0") as post,
+        running.post("p1") as other,
+    ):
+        begin_epoch(running, post, other)
+        (running.hub.hosted.newest.path / "blocks.1.safetensors").unlink()
+        ask_as(other, "leave", LeaveRequest(life="a"), Verdict)
+        answer = ask_next(post, running, took_part_in=1)
+        assert isinstance(answer, Give)
+        for _ in range(3):
+            waits = ask_next(post, running, took_part_in=1, gave=answer.manifest)
+            assert isinstance(waits, Wait), waits
+        told = [line for line in running.said if line.endswith("waiting for those who are away")]
+        assert len(told) == 1
+        assert told[0].startswith("step 0 of blocks.1 is lost at the hub (")
 
 
 def test_when_nothing_older_is_left_it_stops_and_names_the_layer(run_config):
@@ -240,7 +306,7 @@ def test_who_waits_is_told_for_whom_and_how_much_memory_is_missing(run_config):
         for_two = report(memory_nbytes=shared + sum(needs) - min(needs))
         asked = [post.ask("next", next_request(running, report=for_two), seconds=30) for post in (first, second)]
         assert all(isinstance(msgspec.msgpack.decode(each.result(30), type=Answer), Work) for each in asked)
-        second.request("leave", b"", seconds=20)
+        ask_as(second, "leave", LeaveRequest(life="a"), Verdict)
         answer = ask_next(first, running, took_part_in=1, report=for_two)
         assert isinstance(answer, Wait)
         expected = r"waiting for p1: the model needs [\d.]+ MB, and .* another machine with [\d.]+ kB would help"

@@ -4,10 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
-
+from thinpipe.bench.chaos_blame import Bad, event_of, lay_blame
 from thinpipe.bench.chaos_config import ChaosConfig
 from thinpipe.bench.chaos_faults import REFUSED, UNDECIDED
 from thinpipe.bench.chaos_log import (
@@ -39,8 +37,10 @@ class Facts:
     """Of the undisturbed run: sha256 by file."""
     steps: Mapping[int, tuple[float, float]]
     """Likewise: loss and norm of the gradient."""
-    poisoned: Sequence[tuple[str, int]] = ()
-    """Who sent a bad message in which step."""
+    poisoned: Sequence[Bad] = ()
+    """Bad messages that were sent."""
+    shown: Sequence[tuple[str, int]] = ()
+    """Whom the hub has named on its screen, and for which step. On a full disk its event log has gaps."""
 
 
 def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> SeedResult:
@@ -52,7 +52,7 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
     outages = find_outages(records)
     by_fault = [outage for outage in outages if outage.faults]
     second = [r.detail for r in healed if r.kind == "second_hub" and r.detail != UNDECIDED]
-    named, alarms = _poison(records, facts)
+    poison = lay_blame(records, facts.poisoned, facts.shown)
     counts = Counter(commit.step for commit in commits)
     ended = [r for r in records if isinstance(r, Ended)]
     return SeedResult(
@@ -90,8 +90,10 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
         clean_steps_per_second=_rate(records, 0.0, config.clean_seconds),
         steps_per_second=_rate(records, config.clean_seconds, 60 * config.minutes),
         poisoned=len(facts.poisoned),
-        poisoned_named=named,
-        false_alarms=alarms,
+        poisoned_named=poison["named"],
+        poisoned_together=poison["together"],
+        poisoned_overtaken=poison["overtaken"],
+        false_alarms=poison["alarms"],
         use=_use(records),
         problem=ended[-1].problem if ended else "it has not ended",
     )
@@ -173,19 +175,7 @@ def _rate(records: Sequence[AnyRecord], begin: float, end: float) -> float:
 
 
 def _events(records: Sequence[AnyRecord], tag: str) -> int:
-    return sum(isinstance(r, Happened) and _plain(r)["event"] == tag for r in records)
-
-
-def _plain(record: Happened) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(record.event)
-    return plain
-
-
-def _poison(records: Sequence[AnyRecord], facts: Facts) -> tuple[int, int]:
-    """How many bad messages were laid at the door of who sent them; and blame that nobody has earned."""
-    told = [_plain(r) for r in records if isinstance(r, Happened)]
-    blamed = [(event["sender"], event["step"]) for event in told if event["event"] in ("retried", "skipped")]
-    return sum(each in blamed for each in facts.poisoned), sum(each not in facts.poisoned for each in blamed)
+    return sum(isinstance(r, Happened) and event_of(r)["event"] == tag for r in records)
 
 
 def _use(records: Sequence[AnyRecord]) -> list[Usage]:

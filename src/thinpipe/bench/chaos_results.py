@@ -64,6 +64,10 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_second: float
     poisoned: int
     poisoned_named: int
+    poisoned_together: int
+    """Came in one attempt with another bad message, whose sender was named."""
+    poisoned_overtaken: int
+    """In an attempt that another fault ended: it was never voted on."""
     false_alarms: int
     use: list[Usage]
     problem: str
@@ -82,7 +86,9 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
             "files on the hub's disk differ from the undisturbed run": self.files_unequal,
             "steps differ from the undisturbed run": self.steps_unequal,
             "a second hub was not refused": self.second_hubs_not_refused,
-            "poisoned messages were not named": range(self.poisoned - self.poisoned_named),
+            "poisoned messages were not named": range(
+                self.poisoned - self.poisoned_named - self.poisoned_together - self.poisoned_overtaken
+            ),
             "false alarms": range(self.false_alarms),
             "programs ended by themselves": self.exits,
         }

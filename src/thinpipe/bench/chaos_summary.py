@@ -64,6 +64,8 @@ def _weights(results: Sequence[SeedResult]) -> str:
             ("skipped", lambda result: result.steps_skipped),
             ("bad messages sent", lambda result: result.poisoned),
             ("of these, the sender was named", lambda result: result.poisoned_named),
+            ("in one attempt with another that was named", lambda result: result.poisoned_together),
+            ("in an attempt that another fault ended", lambda result: result.poisoned_overtaken),
             ("false alarms", lambda result: result.false_alarms),
             ("second hubs refused", lambda result: result.second_hubs_refused),
             ("second hubs not refused", lambda result: len(result.second_hubs_not_refused)),

@@ -56,11 +56,6 @@ class Ballot:
         """None: some have still to vote."""
         return self._decided.get(number)
 
-    @property
-    def missing(self) -> list[str]:
-        """Those for whom the others wait."""
-        return [name for name in self._names if name not in self._given]
-
     def _decide(self, number: int, kind: Kind) -> None:
         stacked = np.stack([self._given[name][1] for name in self._names])
         self._decided[number] = stacked.sum(0) if kind == "sum" else stacked.max(0)

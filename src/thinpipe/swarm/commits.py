@@ -2,17 +2,17 @@
 
 A state after step s is committed when every peer of the epoch has told the same description of it, so that each holds
 its own part, and the hub has every file with the hash that the description names: then every layer has two holders.
-There is one commit of a step, ever. What is told again is already there, what differs is refused; so is what is older
-than the newest, and what peers of an epoch that is over tell.
+There is one commit of a step. What is told again is already there, what differs is refused; so is what is older than
+the newest, and what peers of an epoch that is over tell. Only of a commit whose files were lost for good, so that it is
+computed again, may the contents be others: what computes now may be another kind of processor.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Literal
-
-import msgspec
 
 from thinpipe.core.errors import UserError
 from thinpipe.swarm.broker_config import HUB
+from thinpipe.swarm.commit_history import Commit, History, State
 
 QUIET_SECONDS = 30.0
 """A checkpoint of which nothing came for so long gives way to a newer one."""
@@ -22,55 +22,20 @@ Told = Literal["begin", "send", "later", "there"]
 again in a moment; it is committed."""
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the run is after a step, bit for bit."""
-
-    step: int
-    samples_seen: int
-    """The cursor of the data."""
-    basis_version: int | None
-    basis_sha256: str | None
-    files: dict[str, str]
-    """sha256 of each."""
-
-
-class Commit(State, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A state that is kept for good."""
-
-    epoch: int
-    """In which it was computed; 0: it was there before any."""
-    holders: dict[str, list[str]]
-    """Of each file, as far as the hub knows: peers of that epoch, and the hub."""
-
-    @property
-    def state(self) -> State:
-        return State(**{field: getattr(self, field) for field in State.__struct_fields__})
-
-    @classmethod
-    def of(cls, state: State, epoch: int, holders: Mapping[str, Iterable[str]]) -> "Commit":
-        return cls(
-            **msgspec.structs.asdict(state),
-            epoch=epoch,
-            holders={file: [*sorted(holders.get(file, ())), HUB] for file in state.files},
-        )
-
-
 class Commits:
-    """`records`: those of earlier lives of the hub. `newest`: the step of the newest that the hub has the files of."""
+    """`history`: also of earlier lives of the hub. `newest`: the step of the newest that the hub has the files of."""
 
-    def __init__(self, records: Iterable[Commit] = (), *, newest: int = 0) -> None:
-        self._records = {record.step: record for record in records}
+    def __init__(self, history: History | None = None, *, newest: int = 0) -> None:
+        self._history = History() if history is None else history
         self.newest, self.epoch = newest, 0
         self._names: frozenset[str] = frozenset()
         self._gone: set[str] = set()
         """Of the epoch, who has left it."""
         self._arriving: _Arriving | None = None
 
-    def __contains__(self, step: int) -> bool:
-        return step in self._records
-
-    def __getitem__(self, step: int) -> Commit:
-        return self._records[step]
+    def is_known(self, commit: Commit) -> bool:
+        """This very state was committed before: the hub had lost its files."""
+        return self._history.sha256(commit.step) == commit.sha256
 
     @property
     def arriving(self) -> int | None:
@@ -84,8 +49,9 @@ class Commits:
         self.epoch, self._names, self._arriving = epoch, frozenset(names), None
         self._gone.clear()
 
-    def told(self, peer: str, epoch: int, state: State, seal: str, now: float) -> Told:
-        """A peer has its part of this. `seal`: the hash of all that was told. Raises UserError if it is refused."""
+    def told(self, peer: str, epoch: int, state: State, files: Collection[str], seal: str, now: float) -> Told:
+        """A peer has its part of this, which is these files. `seal`: the hash of all that was told. Raises UserError if
+        it is refused."""
         self._refuse(peer, epoch, state)
         if state.step == self.newest:
             return "there"
@@ -98,6 +64,10 @@ class Commits:
         if (state, seal) != (arriving.state, arriving.seal):
             raise UserError(f"another peer has told another checkpoint of step {arriving.state.step}")
         arriving.to_tell.discard(peer)
+        arriving.promised[peer] = frozenset(files)
+        if lacking := arriving.will_not_come(self._gone):
+            self._arriving = None
+            raise UserError(f"nobody who is there has {lacking[0]} of step {state.step}")
         return "begin" if begins else "send"
 
     def _refuse(self, peer: str, epoch: int, state: State) -> None:
@@ -106,18 +76,17 @@ class Commits:
         if state.step < self.newest:
             raise UserError(f"there is a newer checkpoint, of step {self.newest}")
         if state.step not in (self.newest, self.arriving) and self._gone & self._names:
-            raise UserError(f"{', '.join(sorted(self._gone & self._names))} left before it told its part")
-        known = self._records.get(state.step)
-        if known is not None and known.state != state:
+            raise UserError(f"{', '.join(sorted(self._gone & self._names))} is gone, and its part with it")
+        if state.step == self.newest and self._history.sha256(state.step) not in ("", state.sha256):
             raise UserError(
-                f"step {state.step} was committed in epoch {known.epoch} with other contents, and what is committed "
-                "does not change"
+                f"step {state.step} is committed with other contents, and what is committed does not change"
             )
 
     def gone(self, peer: str) -> None:
-        """What it has not told by now it never will."""
+        """What it has not told or sent by now it never will: what cannot become whole is given up."""
         self._gone.add(peer)
-        if self._arriving is not None and peer in self._arriving.to_tell:
+        arriving = self._arriving
+        if arriving is not None and (peer in arriving.to_tell or arriving.will_not_come(self._gone)):
             self._arriving = None
 
     def expects(self, peer: str, step: int, file: str, now: float) -> bool:
@@ -144,11 +113,11 @@ class Commits:
 
     def peers_with(self, files: Collection[str]) -> dict[str, list[str]]:
         """Who else should have these files of the newest, as far as the hub knows."""
-        record = self._records.get(self.newest)
+        record = self._history.record(self.newest)
         return {file: [n for n in record.holders.get(file, ()) if n != HUB] if record else [] for file in files}
 
     def fall_back(self, step: int) -> None:
-        """The files of all that is newer are lost for good; the record stays, and no other state can replace it."""
+        """The files of all that is newer are lost for good; the records stay until others replace them."""
         self.newest, self._arriving = step, None
 
     @property
@@ -157,11 +126,14 @@ class Commits:
         arriving = self._arriving
         if arriving is None or arriving.to_tell or not all(arriving.holders.values()):
             return None
-        return Commit.of(arriving.state, self.epoch, arriving.holders)
+        before = self._history.sha256(arriving.state.step)
+        replaces = "" if before == arriving.state.sha256 else before
+        return Commit.of(arriving.state, self.epoch, arriving.holders, replaces)
 
     def committed(self, commit: Commit) -> None:
         """It is durable. One that the hub had lost the files of keeps its record."""
-        self._records.setdefault(commit.step, commit)
+        if self._history.fits(commit):  # else it is written already
+            self._history.add(commit)
         self.newest, self._arriving = commit.step, None
 
 
@@ -171,7 +143,16 @@ class _Arriving:
     def __init__(self, state: State, seal: str, names: Iterable[str], now: float) -> None:
         self.state, self.seal, self.last_heard = state, seal, now
         self.to_tell = set(names)
+        self.promised: dict[str, frozenset[str]] = {}
+        """What each has told that it sends."""
         self.holders: dict[str, set[str]] = {file: set() for file in state.files}
+
+    def will_not_come(self, gone: Collection[str]) -> list[str]:
+        """Files that are not here, and that nobody but those who are gone has."""
+        if self.to_tell:
+            return []  # they may have it
+        present = [files for peer, files in self.promised.items() if peer not in gone]
+        return [file for file, holders in self.holders.items() if not holders and not any(file in p for p in present)]
 
     def is_awaited(self, peer: str, now: float) -> bool:
         """Somebody's line is slower than that of this peer, which has done its part. Without waiting, a slow line

@@ -14,6 +14,7 @@ import msgspec
 
 from thinpipe.core.errors import UserError
 from thinpipe.swarm.accusations import Accusations
+from thinpipe.swarm.errands import ERRAND_SECONDS, Errands
 from thinpipe.swarm.hearts import LOST_AFTER_SECONDS, Hearts
 from thinpipe.swarm.hosted import Beginning, Hosted, Outlook
 from thinpipe.swarm.hub_memory import EpochFile, LineFile
@@ -21,7 +22,7 @@ from thinpipe.swarm.mending import Mending
 from thinpipe.swarm.messages import Accusation, Answer, Done, Give, Measure, NextRequest, Wait, Work
 from thinpipe.swarm.progress import Watch
 from thinpipe.swarm.reading import say
-from thinpipe.swarm.roster import Epoch, Roster
+from thinpipe.swarm.roster import MOST_SECONDS_TO_SAVE, Epoch, Roster
 from thinpipe.swarm.store_service import StoreService
 from thinpipe.swarm.vote_service import VoteService
 from thinpipe.transport.nats.progress import Beat
@@ -52,6 +53,8 @@ class HubSettings:
     progress_floor_seconds: float = 10.0
     start_seconds: float = 300.0
     """What cannot be measured before it is done may take so long."""
+    errand_seconds: float = ERRAND_SECONDS
+    """And so long what a peer does outside of an epoch."""
 
 
 class Epochs:
@@ -79,6 +82,7 @@ class Epochs:
         self.progress = Watch(
             factor=settings.progress_factor, floor=settings.progress_floor_seconds, start=settings.start_seconds
         )
+        self.errands = Errands(settings.errand_seconds)
         self.votes, self.store, self.accusations = VoteService(), StoreService(), Accusations()
         self.mending = Mending(hosted, settings.patience_seconds, tell)
         self.stop_wanted, self.stopping = False, ""
@@ -115,6 +119,7 @@ class Epochs:
         """We did not listen for so long: nobody is to blame for it."""
         self.hearts.excuse(seconds)
         self.progress.excuse(seconds)
+        self.errands.excuse(seconds)
 
     async def asked(self, peer: str, request: NextRequest) -> Accusation | None:
         """A peer wants to know what to do, and tells what it did. Returns whom enough of them accuse: no epoch has it
@@ -122,9 +127,13 @@ class Epochs:
         if peer not in self.roster.present:
             self._tell(f"{peer} is there")
         self.hearts.beat(peer, time.monotonic())
+        self.errands.done(peer)
         self.mending.gave[peer] = request.gave
         accused = self._accused(peer, request)
+        life = self.roster.life_of(peer)
         over = self.roster.asked(peer, request, time.monotonic())
+        if life not in (None, self.roster.life_of(peer)):  # it was started again: what it was sending it never will
+            self.hosted.gone(peer)
         if accused is not None:  # before anything is awaited: the next epoch may begin meanwhile
             self.barred.add(accused.name)
             over = self.roster.gone(accused.name, f"{accused.name} is accused") or over
@@ -157,7 +166,9 @@ class Epochs:
 
     async def _answer_now(self, peer: str) -> Answer:
         if self.roster.current is None:
-            await self.mending.look()
+            reading = await self.mending.still_reads(LOOK_SECONDS)
+            if reading:
+                return Wait(text=reading)
             missing = self._mend(peer)
             if missing:
                 return missing if isinstance(missing, Give) else Wait(text=missing)
@@ -168,7 +179,6 @@ class Epochs:
                 await self._begun()
             except (OSError, UserError) as error:
                 self.roster.call_off()
-                self.mending.look_again()
                 reason = error.strerror or error if isinstance(error, OSError) else error
                 trouble = f"the hub cannot go on ({reason}): put that right there"
                 self.tell_if_new("trouble", trouble)
@@ -185,9 +195,11 @@ class Epochs:
         """What a peer has to give, or why all have to wait, while the newest checkpoint is not whole; else nothing."""
         present = self.roster.present
         measured = peer in present and self.roster.report_of(peer) is not None
-        if not measured or self.roster.at_work:
+        if not measured or self.roster.current is not None:
             return ""
         away = [name for name in self.members() if name not in present]
+        if self.roster.at_work:  # a newer one may be on its way
+            return self.hosted.what_is_missing(present, away) if self.hosted.missing else ""
         return self.mending.next_for(peer, time.monotonic(), present, away)
 
     async def _begun(self) -> None:
@@ -198,7 +210,11 @@ class Epochs:
             self._line.write(self.roster.hub_bps)
         self.store.clear()
         # Nothing is awaited before this: whoever asks meanwhile is told of this epoch.
-        self._beginning, self._committed = self.hosted.begin(epoch, self._outlook(epoch)), self.hosted.committed
+        try:
+            self._beginning, self._committed = self.hosted.begin(epoch, self._outlook(epoch)), self.hosted.committed
+        except (OSError, UserError):
+            self.mending.doubt()
+            raise
         self.progress.begin(epoch.number, epoch.shares, time.monotonic())
         await self.votes.begin(epoch.number, epoch.names)
         shares = ", ".join(f"{name}: {share}" for name, share in epoch.shares.items())
@@ -236,6 +252,11 @@ class Epochs:
             await self.lost(name, f"{name} is lost: nothing was heard of it")
         for still in self.progress.still(now):
             await self.lost(still.name, still.words)
+        for name, words in self.errands.late(now):
+            await self.lost(name, words)
+        for name in self.roster.overdue(now):
+            words = f"its heart beats, but it has not come out of epoch {self.roster.last_epoch}"
+            await self.lost(name, f"{name} is lost: {words} (deadline {MOST_SECONDS_TO_SAVE:.0f} s)")
         stuck = self.progress.circle()
         if stuck is not None:
             why = f"all peers have waited for each other for {stuck:.0f} s"
@@ -264,6 +285,7 @@ class Epochs:
         over = self.roster.gone(name, why)
         self.hosted.gone(name)
         self.progress.gone(name)
+        self.errands.done(name)
         if known:
             self._tell(why)
         if over is not None:

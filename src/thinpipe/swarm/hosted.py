@@ -82,6 +82,10 @@ class Hosted(Protocol):
         """How often, and how much work can be lost, in words; empty when no epoch has begun."""
         ...
 
+    def news(self) -> list[str]:
+        """Lines that people should read, each once."""
+        ...
+
     def compare(self, hashes: Mapping[str, str]) -> str:
         """What a peer has with what the hub has: the first field that differs, in words; empty if none does."""
         ...
@@ -90,13 +94,13 @@ class Hosted(Protocol):
         """The file of this name that peers may fetch."""
         ...
 
-    def saved(self, peer: str, epoch: int, manifest: bytes) -> Verdict:
-        """A peer of this epoch has its part of this checkpoint and sends its files next, if it may. What is not of the
-        epoch that began last is refused."""
+    def saved(self, peer: str, epoch: int, manifest: bytes, files: Collection[str]) -> Verdict:
+        """A peer of this epoch has its part of this checkpoint and sends these files next, if it may. What is not of
+        the epoch that began last is refused."""
         ...
 
     def gone(self, peer: str) -> None:
-        """It is lost, or has left."""
+        """It is lost, has left, or was started again."""
         ...
 
     def accept(self, peer: str, name: str) -> Accepted | None: ...

@@ -27,6 +27,8 @@ from thinpipe.swarm.messages import (
     Accusation,
     AdminAnswer,
     AdminRequest,
+    EventTold,
+    LeaveRequest,
     NextRequest,
     Ready,
     Refused,
@@ -61,6 +63,7 @@ class Hub:
         self.roster = self.epochs.roster
         self.gate = Gate(broker, run=settings.run, public_url=settings.public_url, code=hosted.code, tell=self._tell)
         self._gone = asyncio.Event()
+        self._keeping = KeepService(hosted.accept, hosted.kept, hosted.not_kept)
 
     async def run(self, begin: "Callable[[Hub], Awaitable[None]]") -> str:
         """Until the run has ended, or `stop` is called; returns why. `begin` is called once peers can be answered."""
@@ -84,7 +87,7 @@ class Hub:
             STORE: self.epochs.meet,
             VOTE: self.epochs.votes,
             FILE: FileService(self.hosted.find),
-            KEEP: KeepService(self.hosted.accept, self.hosted.kept, self.hosted.not_kept),
+            KEEP: self._keep,
             LINE: line_service,
         }
         for name, service in services.items():
@@ -112,6 +115,8 @@ class Hub:
             elif epochs.stop_wanted:  # again and again, for those who have begun to listen just now
                 await self._publish("bcast.stop", b"")
             epochs.tell_if_new("commits", self.hosted.commits)
+            for text in self.hosted.news():
+                self._tell(text)
             if epochs.ended and ended_at is None:
                 ended_at = now
                 await epochs.notify()
@@ -128,7 +133,7 @@ class Hub:
 
     async def _beat(self, peer: str, data: bytes) -> None:
         beat = read(BEATS, data)
-        if beat is not None and peer in self.broker.peers:
+        if beat is not None and self.roster.is_now(peer, beat.life):
             self.epochs.beat(peer, beat)
 
     async def _disconnected(self, peer: str) -> None:
@@ -149,7 +154,10 @@ class Hub:
         if accused is not None:
             await self._expel_accused(accused)
         await self.epochs.notify()
-        return _encode(await self.epochs.answer(peer))
+        answer = await self.epochs.answer(peer)
+        if self.roster.is_now(peer, request.life):
+            self.epochs.errands.told(peer, answer, time.monotonic())
+        return _encode(answer)
 
     async def _expel_accused(self, accused: Accusation) -> None:
         what = f"twice in step {accused.step}: {say(accused.what)}"
@@ -171,8 +179,12 @@ class Hub:
             await self.epochs.remove(peer, f"{peer} was refused: {refusal}")
         return _encode(Verdict(refusal=refusal))
 
-    async def _leave(self, peer: str, _data: bytes) -> bytes | None:
-        await self.epochs.remove(peer, f"{peer} has left")
+    async def _leave(self, peer: str, data: bytes) -> bytes | None:
+        request = _decode(data, LeaveRequest)
+        if request is None:
+            return None
+        if self.roster.is_now(peer, request.life):
+            await self.epochs.remove(peer, f"{peer} has left")
         return _encode(Verdict())
 
     async def _tokens(self, peer: str, data: bytes) -> bytes | None:
@@ -186,6 +198,10 @@ class Hub:
         except IndexError:
             return None
 
+    async def _keep(self, peer: str, data: bytes) -> bytes | None:
+        self.epochs.errands.goes_on(peer, time.monotonic())
+        return await self._keeping(peer, data)
+
     async def _saved(self, peer: str, data: bytes) -> bytes | None:
         """Also after the epoch is over, until the next begins: what was saved is good."""
         request, latest = _decode(data, SavedRequest), self.roster.latest
@@ -193,14 +209,18 @@ class Hub:
             return None
         if latest is None or latest.number != request.epoch or peer not in latest.names:
             return _encode(Verdict(refusal="it is not of this epoch"))
-        verdict = self.hosted.saved(peer, latest.number, request.manifest)
+        verdict = self.hosted.saved(peer, latest.number, request.manifest, request.files)
         return _encode(msgspec.structs.replace(verdict, committed=self.hosted.committed))
 
     async def _event(self, peer: str, data: bytes) -> None:
-        if self.roster.current is None or peer != self.roster.current.names[0] or len(data) > _MOST_EVENT_NBYTES:
+        """Also after the epoch is over, until the next begins: why the run stops may come by the slowest line."""
+        told, latest = _decode(data, EventTold), self.roster.latest
+        if told is None or latest is None or (told.epoch, peer) != (latest.number, latest.names[0]):
             return
-        event = read(_EVENTS, data)
-        if event is not None and b"\\u00" not in data:  # so JSON writes what could move a cursor
+        if len(told.event) > _MOST_EVENT_NBYTES or b"\\u00" in told.event:  # so JSON writes what could move a cursor
+            return
+        event = read(_EVENTS, told.event)
+        if event is not None:
             self.hosted.heard(event)
 
     async def _status(self, _peer: str, _data: bytes) -> bytes | None:

@@ -20,13 +20,17 @@ _WAIT_SECONDS = 8.0
 """For the server of a program that was killed a moment ago: more than its keeper gives it to end."""
 
 
-class FolderLock:
-    """Held from `__init__` to `release`."""
+_HUB = "another hub, or by a server one has left behind: stop that one first, or choose another folder"
 
-    def __init__(self, folder: Path) -> None:
+
+class FolderLock:
+    """Held from `__init__` to `release`, or to the end of the process, whatever ends it. `in_use_by` is what the user
+    is told who is second: whom he has to stop."""
+
+    def __init__(self, folder: Path, in_use_by: str = _HUB) -> None:
         self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            self._wait(folder)
+            self._wait(f"{folder} is in use by {in_use_by}")
         except BaseException:
             os.close(self._file)
             raise
@@ -40,14 +44,11 @@ class FolderLock:
         """Those who inherited the lock keep it."""
         os.close(self._file)
 
-    def _wait(self, folder: Path) -> None:
+    def _wait(self, in_use: str) -> None:
         deadline = time.monotonic() + _WAIT_SECONDS
         while not self._try():
             if time.monotonic() > deadline:
-                raise UserError(
-                    f"{folder} is in use by another hub, or by a server one has left behind: "
-                    "stop that one first, or choose another folder"
-                )
+                raise UserError(in_use)
             time.sleep(0.05)
 
     def _try(self) -> bool:

@@ -17,19 +17,34 @@ class Mending:
         self.gave: dict[str, str] = {}
         """What each peer says that it has given all of."""
         self._since: float | None = None
-        self._to_look = False
-        self._looking = asyncio.Lock()
-        self.waits_for = ""
+        self._to_look = self._doubted = False
+        self._looking: asyncio.Task[None] | None = None
+        self.waits_for = self._last_words = ""
 
     def look_again(self) -> None:
         """An epoch is over: before the next one begins, all of the checkpoint is read."""
-        self._to_look = True
+        self._to_look, self._doubted = True, False
 
-    async def look(self) -> None:
-        async with self._looking:
-            if self._to_look:
-                await self._hosted.look()
-                self._to_look = False
+    def doubt(self) -> None:
+        """No epoch could begin from what was read: it is read once more, not again and again while nothing changes."""
+        if not self._doubted:
+            self._to_look = self._doubted = True
+
+    async def still_reads(self, seconds: float) -> str:
+        """What the hub reads, in words, if it is not done in so long; it goes on with it, one reading at a time. Empty:
+        all is read."""
+        if self._looking is None and self._to_look:
+            self._to_look = False
+            self._looking = asyncio.create_task(self._hosted.look())
+        if (looking := self._looking) is None:
+            return ""
+        await asyncio.wait((looking,), timeout=seconds)
+        if looking.done() and self._looking is looking:  # the first who sees it
+            self._looking, self._to_look = None, self._to_look or looking.exception() is not None
+            looking.result()
+        reads = self._looking is not None or self._to_look
+        self.waits_for = f"the hub reads step {self._hosted.committed} to see whether it is whole" if reads else ""
+        return self.waits_for
 
     def next_for(self, peer: str, now: float, present: Collection[str], away: Collection[str]) -> Give | str:
         """What this peer is to give, or why it has to wait; empty when nothing is missing."""
@@ -46,10 +61,15 @@ class Mending:
             return give
         all_gave = all(self.gave.get(name) == give.manifest for name in present)
         if all_gave and now - self._since >= self._patience:
-            self._since = None
             self.waits_for = self._hosted.fall_back(present, away)
-            self._tell(self.waits_for)
-            self.look_again()
+            if self.waits_for != self._last_words:
+                self._tell(self.waits_for)
+            self._last_words = self.waits_for
+            if self._hosted.missing:
+                self._since = now
+            else:
+                self._since = None
+                self.look_again()
         else:
             self.waits_for = self._hosted.what_is_missing(present, away)
         return self.waits_for

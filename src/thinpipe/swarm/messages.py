@@ -68,6 +68,11 @@ class NextRequest(Message, frozen=True, kw_only=True):
             raise ValueError("rates must be finite")
 
 
+class LeaveRequest(Message, frozen=True, kw_only=True):
+    life: _Short
+    """Of the program that ends: another one of the same peer stays."""
+
+
 class Wait(Message, frozen=True, kw_only=True, tag="wait"):
     text: str
     """For the person who sits there."""
@@ -104,7 +109,7 @@ class Work(Message, frozen=True, kw_only=True, tag="work"):
     tokenizer: list[str]
     """Files to fetch."""
     removed_for: list[int] = []
-    """Steps for which somebody was removed: one that is bad again is so by itself, and is skipped."""
+    """Steps for which somebody was removed: what is bad there or near it again is so by itself, and is skipped."""
     text: str
     """For the person who sits there."""
     keep_bytes_per_second: dict[str, float] = {}
@@ -160,10 +165,19 @@ class TokensRequest(Message, frozen=True, kw_only=True):
 
 
 class SavedRequest(Message, frozen=True, kw_only=True):
-    """This peer has its part of a checkpoint and will send its files."""
+    """This peer has its part of a checkpoint, which is these files, and will send them."""
 
     epoch: _Count
     manifest: bytes
+    files: list[str]
+
+
+class EventTold(Message, frozen=True, kw_only=True):
+    """The first peer of an epoch tells what happens in it; there is no answer."""
+
+    epoch: _Count
+    event: bytes
+    """As JSON."""
 
 
 class AdminRequest(Message, frozen=True, kw_only=True):

@@ -66,6 +66,8 @@ class Roster:
     """The current one, or the one that is over."""
     _peers: dict[str, _Peer] = field(default_factory=dict)
     _lives: dict[str, int] = field(default_factory=dict)
+    _last_life: dict[str, str] = field(default_factory=dict)
+    """Also of those who are gone: they may come back, but not after another one was started."""
     _past: dict[str, deque[str]] = field(default_factory=dict)
     """Lives that another followed: what such a program asks is not heard, or the two would end each other's epochs."""
     _alone: str | None = None
@@ -87,6 +89,10 @@ class Roster:
         """Somebody computes, or sends what it has saved."""
         return self.current is not None or bool(self._still_at_work)
 
+    def life_of(self, name: str) -> str | None:
+        """None: it is not there."""
+        return self._peers[name].life if name in self._peers else None
+
     def report_of(self, name: str) -> MachineReport | None:
         return self._peers[name].report
 
@@ -98,7 +104,7 @@ class Roster:
         over = None
         if known is None or known.life != request.life:
             self._lives[name] = self._lives.get(name, 0) + 1
-            over = self._replaced(name, known.life) if known is not None else None
+            over = self._replaced(name, request.life)
             known = self._peers[name] = _Peer(request.life, self._lives[name], request.report)
         known.report = request.report or known.report  # a request that was late may be of before
         if self._alone == name and known.report is not None:
@@ -120,8 +126,15 @@ class Roster:
         """Another program of this peer was started after the one that asks."""
         return life in self._past.get(name, ())
 
+    def is_now(self, name: str, life: str) -> bool:
+        """It is the program that takes part for this peer."""
+        return name in self._peers and self._peers[name].life == life
+
     def _replaced(self, name: str, life: str) -> str | None:
-        self._past.setdefault(name, deque(maxlen=_LIVES_REMEMBERED)).append(life)
+        last = self._last_life.get(name, life)
+        if last != life:
+            self._past.setdefault(name, deque(maxlen=_LIVES_REMEMBERED)).append(last)
+        self._last_life[name] = life
         return self.gone(name, f"{name} was started again")
 
     def gone(self, name: str, why: str) -> str | None:
@@ -230,6 +243,11 @@ class Roster:
             and self._peers[name].number == self.latest.lives[name]
             and self._peers[name].epoch < self.latest.number
         ]
+
+    def overdue(self, now: float) -> list[str]:
+        """Those of them who have needed longer than sending may take: nothing more will come of them."""
+        waited = now - self._waiting_since if self._waiting_since is not None else 0.0
+        return self._still_at_work if self.current is None and waited >= MOST_SECONDS_TO_SAVE else []
 
     def _begin(self) -> Epoch | None:
         machines = self._machines

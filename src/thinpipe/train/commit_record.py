@@ -1,12 +1,14 @@
 """What the ledger of commits keeps of a checkpoint, and how the hub finds both alike again after a crash."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from thinpipe.checkpoint import Checkpoint, Manifest
-from thinpipe.swarm.commit_log import CommitLog
-from thinpipe.swarm.commits import Commit, Commits, State
+from thinpipe.swarm.commit_history import Commit, State
+from thinpipe.swarm.commit_log import COMMITS, CommitLog
+from thinpipe.swarm.commits import Commits
 
 COMMIT = "commit.json"
 """In the folder of a checkpoint: its line of the log, which a crash may keep from being written there."""
@@ -22,13 +24,26 @@ def state_of(manifest: Manifest) -> State:
     )
 
 
-def open_ledger(log: CommitLog, newest: Checkpoint) -> Commits:
-    """A whole checkpoint that is newer than the log was committed just before a crash: it is written down now. The
+def open_ledger(log: CommitLog, newest: Checkpoint, tell: Callable[[str], None]) -> Commits:
+    """A whole checkpoint that the log does not have was committed just before a crash: it is written down now. The
     very first is no commit: no peer has computed it."""
+    log.open()
     state = state_of(newest.manifest)
-    if state.step and state.step not in {record.step for record in log.records}:
-        log.append(_record(newest.path / COMMIT, state) or Commit.of(state, 0, {}))
-    return Commits(log.records, newest=state.step)
+    known = log.history.sha256(state.step)
+    if state.step and known != state.sha256:
+        record = _record(newest.path / COMMIT, state) or Commit.of(state, 0, {})
+        log.append(record := msgspec.structs.replace(record, replaces=known))
+        if known:
+            tell(say_replaced(record))
+    return Commits(log.history, newest=state.step)
+
+
+def say_replaced(commit: Commit) -> str:
+    """For people, when its step was committed before with other contents."""
+    return (
+        f"step {commit.step} was committed before and its files were lost; computed again, perhaps on another kind of "
+        f"processor, it has other contents: these are committed now, and {COMMITS} says so"
+    )
 
 
 def _record(path: Path, state: State) -> Commit | None:

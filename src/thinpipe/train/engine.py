@@ -49,10 +49,6 @@ class StepOutcome:
     busy: list[float] = field(default_factory=list)
     """The share of the step in which each process computed; the rest is the bubble. Empty for one process."""
 
-    @property
-    def culprit(self) -> str | None:
-        return None if self.fault is None else self.fault.culprit
-
 
 class Engine:
     """With a process group, this process has the segments that the schedule gives to its rank."""

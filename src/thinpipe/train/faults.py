@@ -21,6 +21,8 @@ class Fault:
     """"state over boundary 0", "gradient over boundary 0", "loss", or a parameter that had a bad gradient."""
     sender: int
     """The process that had good input and gave bad output."""
+    receiver: int | None = None
+    """The process that found it in a message; only its word stands for it."""
     reason: str = NOT_FINITE
     boundary: int | None = None
     """That it crossed; None: it has not left the process where it arose."""
@@ -31,7 +33,8 @@ class PoisonedError(Exception):
     """The same process has sent bad values twice in a step: the others should go on without it."""
 
     def __init__(self, step: int, fault: Fault) -> None:
-        self.step, self.sender, self.what = step, fault.sender, f"{fault.culprit} {fault.reason}"
+        self.step, self.sender, self.receiver = step, fault.sender, fault.receiver
+        self.what = f"{fault.culprit} {fault.reason}"
         super().__init__(f"process {self.sender} was wrong twice in step {step}: {self.what}")
 
 
@@ -54,6 +57,7 @@ def find_fault(
         return Fault(
             culprit=f"{'state' if forward else 'gradient'} over boundary {boundary}",
             sender=homes[boundary if forward else boundary + 1],
+            receiver=homes[boundary + 1 if forward else boundary],
             reason=NOT_FINITE if not_finite[boundary, forward] else ABSURD,
             boundary=boundary,
             forward=forward,

@@ -23,19 +23,20 @@ from thinpipe.core.files import write_atomically
 from thinpipe.data import Cursor
 from thinpipe.models.model import make_space
 from thinpipe.swarm.assign import Assignment, Machine, assign
-from thinpipe.swarm.commit_log import COMMITS, CommitLog, read_commits
+from thinpipe.swarm.commit_log import COMMITS, CommitLog
 from thinpipe.swarm.file_service import Accepted
 from thinpipe.swarm.hosted import Beginning, Outlook
 from thinpipe.swarm.messages import Give, Measure, Verdict
 from thinpipe.swarm.reading import UNREADABLE
 from thinpipe.swarm.roster import Epoch
 from thinpipe.train.commit_interval import CommitPlan, StepSeconds, plan_commits, predict_step_seconds
-from thinpipe.train.commit_record import COMMIT, open_ledger, state_of
+from thinpipe.train.commit_record import COMMIT, open_ledger, say_replaced, state_of
 from thinpipe.train.config import DataSection, JobSection, RunConfig
 from thinpipe.train.console import Display
 from thinpipe.train.costs import boundary_traffic, segment_needs, segment_state_nbytes, shared_nbytes
 from thinpipe.train.first_checkpoint import make_first_checkpoint
-from thinpipe.train.lost_files import find_missing, find_newest, say_missing, set_aside
+from thinpipe.train.lost_files import find_missing, say_missing, set_aside
+from thinpipe.train.newest_manifest import NEWEST, find_newest, keep_manifest
 from thinpipe.train.tokens import LocalTokens, token_dtype, tokenizer_sha256
 
 _ONE_STAGE_SCHEDULES = ("GPipe", "1F1B")
@@ -54,8 +55,10 @@ class HostedRun:
         self.source = LocalTokens(config)
         _refuse_large_batches(config, self.source.facts.vocab_size)
         self.checkpoints = CheckpointFolder(config.job.dump_folder / "checkpoints")
-        commits = config.job.dump_folder / COMMITS
-        newest, problems = find_newest(self.checkpoints, any_before=bool(read_commits(commits)))
+        kept = config.checkpoint.keep_latest_k
+        self.commit_log = CommitLog(config.job.dump_folder / COMMITS, most=kept + 1 if kept else 0)
+        self._kept = config.job.dump_folder / NEWEST
+        newest, self._news = find_newest(self.checkpoints, self._kept, self.commit_log.history)
         self.newest = newest or make_first_checkpoint(config, self.source.facts, self.checkpoints)
         self._before: Checkpoint | None = None
         """The commit before: spares may be copying it still."""
@@ -71,15 +74,18 @@ class HostedRun:
         self.source.keep_tokenizer(config.job.dump_folder)
         self._step: Step | None = None
         self._stopped = ""
-        self.commit_log = CommitLog(commits)
-        self.ledger = open_ledger(self.commit_log, self.newest)
+        self.ledger = open_ledger(self.commit_log, self.newest, self._news.append)
+        with suppress(OSError):  # then the log alone says which was the newest
+            keep_manifest(self._kept, self.newest.manifest)
         self._told: Manifest | None = None
         """Of the checkpoint whose files are on their way."""
         self._plan: CommitPlan | None = None
         self._step_seconds = StepSeconds()
         self.commits = ""
-        for problem in problems:
-            self.heard(SaveFailed(step=self.committed, reason=f"passed over: {problem}"))
+
+    def news(self) -> list[str]:
+        news, self._news = self._news, []
+        return news
 
     def assign(self, machines: Sequence[Machine], hub_up_bps: float, hub_down_bps: float) -> Assignment:
         return assign(
@@ -174,8 +180,11 @@ class HostedRun:
         lost, why = self.newest, self.what_is_missing(present, away)
         try:
             older, _ = self.checkpoints.newest_whole(layers=(), below=lost.manifest.step)
+            if older is None and away:
+                return f"{why}, and there is no older checkpoint: waiting for those who are away"
             if older is None:
                 raise UserError("there is no older checkpoint")
+            keep_manifest(self._kept, older.manifest)
             place = set_aside(lost)
         except (UserError, OSError) as error:
             self._stopped = f"{why}, and {error}"
@@ -209,10 +218,10 @@ class HostedRun:
 
     # Checkpoints: every peer of an epoch tells the same manifest, and sends its files; then it is a commit
 
-    def saved(self, peer: str, epoch: int, manifest: bytes) -> Verdict:
+    def saved(self, peer: str, epoch: int, manifest: bytes, files: Collection[str]) -> Verdict:
         try:
             told = self._read_manifest(manifest)
-            answer = self.ledger.told(peer, epoch, state_of(told), told.sha256, time.monotonic())
+            answer = self.ledger.told(peer, epoch, state_of(told), files, told.sha256, time.monotonic())
             if answer == "later":
                 return Verdict(later=True)
             if answer == "begin":
@@ -291,8 +300,11 @@ class HostedRun:
         assert self._told is not None
         write_atomically(self.checkpoints.partial(commit.step) / COMMIT, msgspec.json.encode(commit))
         checkpoint = self.checkpoints.commit(self._told, self._told.files)
-        if commit.step not in self.ledger:
+        keep_manifest(self._kept, checkpoint.manifest)
+        if not self.ledger.is_known(commit):
             self.commit_log.append(commit)
+            if commit.replaces:
+                self._news.append(say_replaced(commit))
         self.ledger.committed(commit)
         self.newest, self._before, self.missing = checkpoint, self.newest, {}
         with suppress(OSError):  # what could not be removed now will be next time
@@ -304,7 +316,7 @@ class HostedRun:
             measured = self._step_seconds.add(event.seconds)
             if measured is not None and self._plan is not None:
                 self.commits = self._plan.in_words(measured)
-        if isinstance(event, Stopped) and event.reason != "signal":
+        if isinstance(event, Stopped) and event.reason == "not_finite":  # what else ends an epoch does not end the run
             self._stopped = event.reason
         self.display.show(event)
         try:
@@ -318,10 +330,11 @@ class HostedRun:
 
     @property
     def ended(self) -> str:
-        if self._stopped in ("", "finished"):
-            finished = self.committed >= self.config.training.steps and not self.missing
-            return f"finished: the model is in {self.config.job.dump_folder}" if finished else ""
-        return f"stopped: {self._stopped}"
+        """Finished is a run when its last step is committed, whatever peers say."""
+        if self._stopped:
+            return f"stopped: {self._stopped}"
+        finished = self.committed >= self.config.training.steps and not self.missing
+        return f"finished: the model is in {self.config.job.dump_folder}" if finished else ""
 
     @property
     def progress(self) -> Mapping[str, float]:

@@ -19,10 +19,11 @@ from thinpipe.core.digest import text_sha256
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, Saved
 from thinpipe.data import Cursor
+from thinpipe.swarm.accusations import is_near
 from thinpipe.swarm.file_asks import FileTransferError, Pace
 from thinpipe.swarm.file_requests import is_plain
 from thinpipe.swarm.file_transfer import fetch, push, stat
-from thinpipe.swarm.messages import Ready, SavedRequest, TokensRequest, Verdict, Work
+from thinpipe.swarm.messages import EventTold, Ready, SavedRequest, TokensRequest, Verdict, Work
 from thinpipe.swarm.roster import MOST_SECONDS_TO_SAVE
 from thinpipe.train.config import RunConfig
 from thinpipe.train.engine import Ids
@@ -148,7 +149,8 @@ class HubSupplies(Supplies):
 
     def heard(self, event: AnyEvent) -> None:
         if self._leads:
-            self._post.tell("event", msgspec.json.encode(event))
+            told = EventTold(epoch=self._work.epoch, event=msgspec.json.encode(event))
+            self._post.tell("event", msgspec.msgpack.encode(told))
         if isinstance(event, Saved):
             self._keeper.keep(Path(event.path), self._mine)
 
@@ -159,7 +161,7 @@ class HubSupplies(Supplies):
         return self._work.names[process]
 
     def may_accuse(self, step: int) -> bool:
-        return len(self._work.names) > 1 and step not in self._work.removed_for
+        return len(self._work.names) > 1 and not is_near(step, self._work.removed_for)
 
     def needed(self) -> Collection[Path]:
         return self._keeper.needed(self._folder / "checkpoints")
@@ -225,12 +227,12 @@ class Keeper:
 
     def _send(self, path: Path, files: list[str]) -> bool:
         manifest = Checkpoint.open(path, layers=()).manifest
-        request = SavedRequest(epoch=self._epoch, manifest=msgspec.json.encode(manifest))
+        files = [name for name in files if name in manifest.files]
+        request = SavedRequest(epoch=self._epoch, manifest=msgspec.json.encode(manifest), files=files)
         if not self._may_send(msgspec.msgpack.encode(request)):
             return False  # for the newer one that waits
         for name in files:
-            if name in manifest.files:
-                push(self._post, path / name, f"{path.name}/{name}", pace=self._pace)
+            push(self._post, path / name, f"{path.name}/{name}", pace=self._pace)
         return True
 
     def _may_send(self, request: bytes) -> bool:

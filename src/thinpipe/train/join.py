@@ -25,12 +25,14 @@ from thinpipe.swarm.file_transfer import push
 from thinpipe.swarm.identity import Identity, accept_invite, load_identity
 from thinpipe.swarm.invite import Invite
 from thinpipe.swarm.line_test import measure_latency, measure_rates
+from thinpipe.swarm.lock import FolderLock
 from thinpipe.swarm.messages import (
     MOST_WORDS,
     Accusation,
     Answer,
     Done,
     Give,
+    LeaveRequest,
     Measure,
     NextRequest,
     Refused,
@@ -53,14 +55,28 @@ from thinpipe.transport.nats.post import Post
 _ASK_SECONDS = 30.0
 _AGAIN_SECONDS = 2.0
 _JOINED_SECONDS = 5.0
+_IN_USE_BY = (
+    "another `thinpipe join`, and a peer takes part once: end that one first (kill it if it does not hear Ctrl+C), or "
+    "join with another invite and another --folder"
+)
+_NO_ROOM_SECONDS = 10.0
+"""Until steps are computed again of which the last could not be saved."""
 
 
 def run(config: JoinConfig) -> int:
     """Exit code 1 when the hub stayed away, 2 when it refused us."""
     identity, folder = _who_we_are(config)
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.print(f"you are {identity.name} in run {identity.run}; Ctrl+C leaves it")
-    program = PeerProgram(identity, folder, config, console)
+    lock = FolderLock(folder, in_use_by=_IN_USE_BY)
+    try:
+        console.print(f"you are {identity.name} in run {identity.run}; Ctrl+C leaves it")
+        return _take_part(PeerProgram(identity, folder, config, console))
+    finally:
+        lock.release()
+
+
+def _take_part(program: "PeerProgram") -> int:
+    config, console = program.config, program.console
     while True:
         try:
             return program.run()
@@ -122,7 +138,7 @@ class PeerProgram:
         began = time.monotonic()
         while True:
             try:
-                return Post(self.identity.address)
+                return Post(self.identity.address, life=self.life)
             except UserError as error:
                 if time.monotonic() - began > _JOINED_SECONDS:
                     raise (ConnectionError(str(error)) if isinstance(error, UnreachableError) else error) from None
@@ -208,6 +224,10 @@ class PeerProgram:
             except UserError as error:
                 gave = False
                 self._say(f"could not give {name}: {error}")
+            except (ConnectionError, TimeoutError):
+                raise
+            except OSError as error:  # as good as none: nobody need wait for it
+                self._say(f"{name} cannot be read here ({error.strerror or error}), so the hub must do without ours")
         if gave:
             self.gave = wanted.manifest
         else:
@@ -232,6 +252,7 @@ class PeerProgram:
             incarnation=work.lives[self.identity.name],
         )
         trainer: Trainer | None = None
+        reason = ""
         try:
             timeout = timedelta(seconds=config.parallelism.timeout_seconds)
             group = None
@@ -239,11 +260,12 @@ class PeerProgram:
                 group = open_nats_group(post, work.names, origin, timeout=timeout, incarnations=work.lives)
             with self._our_disk():
                 trainer = Trainer(config, group, supplies)
-                trainer.train()
+                reason = trainer.train()
         except PoisonedError as error:
             name = work.names[error.sender]
-            self.accuses = Accusation(name=name, step=error.step, what=error.what)
-            self.why = f"{name} was wrong twice in step {error.step}: {error.what}"
+            what = error.what if error.receiver is None else f"{error.what}, found by {work.names[error.receiver]}"
+            self.accuses = Accusation(name=name, step=error.step, what=what)
+            self.why = f"{name} was wrong twice in step {error.step}: {what}"
             self._say(f"epoch {work.epoch} is over: {self.why}")
         except (ConnectionError, TimeoutError, dist.DistError) as error:  # also a hub that is frozen
             self.why = str(error)
@@ -253,7 +275,12 @@ class PeerProgram:
             if dist.is_initialized():
                 dist.destroy_process_group()
             supplies.close()
-        return trainer is not None and trainer.asked_here
+        if trainer is None or trainer.asked_here:
+            return trainer is not None
+        if reason == "not_saved" and trainer.finished_steps == config.training.steps:
+            self._say(f"the last step could not be saved: make room; trying again in {_NO_ROOM_SECONDS:.0f} s")
+            time.sleep(_NO_ROOM_SECONDS)
+        return False
 
     @contextmanager
     def _our_disk(self) -> Iterator[None]:
@@ -296,7 +323,7 @@ class PeerProgram:
 
     def _tell_that_we_leave(self, post: Post) -> None:
         with suppress(ConnectionError, TimeoutError):  # then the hub will notice
-            post.request("leave", b"", seconds=5)
+            post.request("leave", msgspec.msgpack.encode(LeaveRequest(life=self.life)), seconds=5)
 
     def _say(self, text: str) -> None:
         if text != self._said:

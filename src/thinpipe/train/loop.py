@@ -66,6 +66,8 @@ class Trainer:
         self.model_config = self._model_config(origin)
         self.engine = Engine(config, self.model_config, group, self.exchange)
         self.finished_steps, self.cursor, self.saved_step = 0, Cursor(), -1
+        self._skips = 0
+        """Steps in a row, up to now."""
         self._stop = StopRequest()
 
     _log: EventLog | None
@@ -127,13 +129,13 @@ class Trainer:
         ):
             self._log, self._display = log, display
             self._resume_or_start()
-            skipped, reason = 0, "finished"
+            reason = "finished"
             while self.finished_steps < total:
                 with self.supplies.step():
                     event, asked_to_stop = self._step(stop)
                 self._tell(event)
-                skipped = skipped + 1 if isinstance(event, Skipped) else 0
-                if skipped == MOST_SKIPPED_IN_A_ROW:
+                self._skips = self._skips + 1 if isinstance(event, Skipped) else 0
+                if self._skips == MOST_SKIPPED_IN_A_ROW:
                     reason = "not_finite"
                     break
                 self._after_step()
@@ -177,7 +179,8 @@ class Trainer:
     def _compute(self, lr: float, stop: StopRequest) -> StepOutcome:
         """A step that went wrong has left no trace: it is tried again, until the same process is wrong again.
 
-        Raises PoisonedError where somebody can remove that process.
+        Raises PoisonedError where somebody can remove that process; not after a step that was skipped: no weight has
+        changed since, and weights that have diverged make everybody look bad.
         """
         ids_BW, number, suspects = self.feed.batch(self.cursor), self.finished_steps + 1, set[int]()
         while True:
@@ -191,7 +194,7 @@ class Trainer:
             if fault is None:
                 return outcome
             if fault.sender in suspects:
-                if fault.boundary is not None and self.supplies.may_accuse(number):
+                if fault.boundary is not None and not self._skips and self.supplies.may_accuse(number):
                     raise PoisonedError(number, fault)
                 return outcome
             suspects.add(fault.sender)

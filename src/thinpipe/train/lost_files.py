@@ -7,30 +7,23 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from thinpipe.checkpoint import Checkpoint, CheckpointFolder
-from thinpipe.checkpoint.folder import layer_of
-from thinpipe.core.errors import UserError
-from thinpipe.core.files import file_sha256
+import msgspec
+
+from thinpipe.checkpoint import Checkpoint
+from thinpipe.checkpoint.folder import MANIFEST, layer_of
+from thinpipe.core.files import file_sha256, sync_folder, write_atomically
 
 _ROTTEN, _LOST = ".rotten", "lost-"
 _MOST_NAMED = 3
 
 
-def find_newest(folder: CheckpointFolder, *, any_before: bool) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint with a good manifest, whole or not, and what is wrong with newer ones. None: there never
-    was one. Raises UserError when none is good, or none is left: nobody wants to begin anew without knowing."""
-    newest, problems = folder.newest_whole(layers=())
-    if newest is None and (problems or any_before):
-        raise UserError(
-            f"no checkpoint is left in {folder.folder}, and the run is not begun anew by itself: put one back, or "
-            "choose another job.dump_folder\n  " + "\n  ".join(problems)
-        )
-    return newest, problems
-
-
 def find_missing(checkpoint: Checkpoint) -> dict[str, str]:
-    """Reads every file. What is rotten gets another name, so that a good one can take its place."""
+    """Reads every file. What is rotten gets another name, so that a good one can take its place; the manifest, which we
+    know, is put back by us."""
     missing: dict[str, str] = {}
+    with suppress(OSError):  # the next look tries again
+        if not (checkpoint.path / MANIFEST).exists():
+            put_back_manifest(checkpoint)
     for name, entry in checkpoint.manifest.files.items():
         path = checkpoint.path / name
         with suppress(OSError):  # what cannot be read is missing
@@ -40,6 +33,13 @@ def find_missing(checkpoint: Checkpoint) -> dict[str, str]:
         with suppress(OSError):
             path.rename(path.with_name(path.name + _ROTTEN))
     return missing
+
+
+def put_back_manifest(checkpoint: Checkpoint) -> None:
+    """Also its folder."""
+    checkpoint.path.mkdir(parents=True, exist_ok=True)
+    write_atomically(checkpoint.path / MANIFEST, msgspec.json.format(msgspec.json.encode(checkpoint.manifest)))
+    sync_folder(checkpoint.path.parent)
 
 
 def set_aside(checkpoint: Checkpoint) -> Path:

@@ -30,7 +30,7 @@ class Mailroom:
         self._inboxes: dict[str, dict[int, Inbox]] = {peer: {} for peer in peers}
         self._labels: dict[int, Label] = {}
         self.stale = 0
-        """Frames of other epochs or of earlier lives of a peer, which were dropped."""
+        """Frames of other epochs, of earlier lives of a peer, or of one who is not in this epoch: dropped."""
 
     def label(self, tag: int, label: Label) -> None:
         """What is sent and expected on this tag from now on."""
@@ -58,7 +58,8 @@ class Mailroom:
 
     def _take(self, sender: str, data: bytes) -> Iterator[Letter]:
         if sender not in self._peers:
-            raise ProtocolError("no member of this run")
+            self.stale += 1  # one who was given up and does not know it yet: it must not disturb those who go on
+            return iter(())
         header, payload = Header.unpack(data)
         if header.origin.run != self._origin.run:
             raise ProtocolError("a message of another run")

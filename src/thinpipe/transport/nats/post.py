@@ -58,10 +58,12 @@ class _Lane:
 
 
 class Post:
-    """Open from the beginning. When it has failed, nothing can be sent or received any more."""
+    """Open from the beginning. When it has failed, nothing can be sent or received any more.
 
-    def __init__(self, address: Address) -> None:
-        self.address, self.progress = address, Progress()
+    `life` is told with every heartbeat; empty: of one who only looks, whose heart does not count."""
+
+    def __init__(self, address: Address, *, life: str = "") -> None:
+        self.address, self.progress = address, Progress(life)
         self._loop = asyncio.new_event_loop()
         self._tasks: list[asyncio.Task[None]] = []
         self._watchers: list[Callable[[Exception], None]] = []

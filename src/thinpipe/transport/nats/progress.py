@@ -29,6 +29,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Done in this epoch."""
     stepping: bool = False
     """Not: it loads, saves, validates or changes the basis, whose times are not those of a step."""
+    life: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    """Of the program: the heart of one that another has followed says nothing of that other."""
 
 
 BEATS = msgspec.msgpack.Decoder(Beat)
@@ -37,8 +39,8 @@ BEATS = msgspec.msgpack.Decoder(Beat)
 class Progress:
     """Of one process. Only the thread that has begun an epoch computes: what others wait for is not looked at."""
 
-    def __init__(self) -> None:
-        self._turn = threading.Lock()
+    def __init__(self, life: str = "") -> None:
+        self._life, self._turn = life, threading.Lock()
         self._thread = 0
         self._epoch = self._marks = self._steps = 0
         self._stepping = False
@@ -88,7 +90,7 @@ class Progress:
     def beat(self) -> Beat:
         with self._turn:
             if not self._epoch:
-                return Beat()
+                return Beat(life=self._life)
             if self._wait is not None and self._wait[1]():
                 self._mark(None)
             return Beat(
@@ -98,6 +100,7 @@ class Progress:
                 waits_for="" if self._wait is None else self._wait[0],
                 steps=self._steps,
                 stepping=self._stepping,
+                life=self._life,
             )
 
     def _set_stepping(self, stepping: bool) -> None:
