@@ -14,12 +14,12 @@ import pytest
 from thinpipe.bench import chaos_disk, chaos_networks
 from thinpipe.bench.chaos import leaving_cleanly, shown_by
 from thinpipe.bench.chaos_blame import Bad
-from thinpipe.bench.chaos_config import KINDS, ChaosConfig
+from thinpipe.bench.chaos_config import HUB, KINDS, ChaosConfig
 from thinpipe.bench.chaos_judge import Facts, judge
 from thinpipe.bench.chaos_log import Begun, ChaosLog, Committed, Ended, Happened, Hashed, Healed, Said, Struck, read_log
 from thinpipe.bench.chaos_outages import find_outages
 from thinpipe.bench.chaos_results import percentile
-from thinpipe.bench.chaos_schedule import HUB, MOST_AWAY, make_schedule
+from thinpipe.bench.chaos_schedule import MOST_AWAY, make_schedule
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Started, Step
 

@@ -11,7 +11,7 @@ import thinpipe
 from tests.train.hubs import ask_as, begin_epoch, running_hub
 from tests.train.programs import files_of, invites_of, run_to_end
 from tests.train.test_hosting import flipped_bit, hashes_at_a_peer
-from thinpipe.bench import chaos_disk
+from tests.train.test_state_copies import fill, small_disk
 from thinpipe.core.code import code_version
 from thinpipe.core.config import dump_toml
 from thinpipe.models.model import make_space
@@ -102,18 +102,13 @@ def test_a_peer_with_another_basis_is_refused_before_it_computes(run_config):
         cancel()
 
 
-@pytest.mark.skipif(chaos_disk.missing() is not None, reason=chaos_disk.missing() or "")
 def test_a_hub_on_a_full_disk_waits_for_room(run_config, programs, tmp_path):
     _, hosted = hosted_elsewhere(run_config, tmp_path)
-    disk = hosted.job.dump_folder
-    chaos_disk.mount(disk)
-    try:
-        chaos_disk.fill(disk)
+    with small_disk(hosted.job.dump_folder, 64 << 20) as ballast:
+        fill(ballast)
         hub = programs("hub", *hub_arguments(tmp_path, 1))
         hub.until("is full .* make room for at least .* the hub waits for it")
         assert hub.process.poll() is None
-        chaos_disk.empty(disk)
+        ballast.unlink()
         assert len(invites_of(hub)) == 1
         hub.stop()
-    finally:
-        chaos_disk.unmount(disk)

@@ -101,6 +101,24 @@ def test_who_leaves_with_a_full_disk_does_not_end_the_run_for_others(disturbed, 
 
 
 @pytest.mark.timeout(290)
+def test_who_has_no_room_to_begin_waits_for_it_and_comes_back(disturbed, programs, tmp_path):
+    config, file, expected = disturbed
+    with small_disk(tmp_path / "disk", 64 << 20) as ballast:
+        hub, anna, bert = start(programs, file, (tmp_path / "anna", tmp_path / "disk" / "bert"))
+        hub.until(r"step: +10 ")
+        fill(ballast)
+        anna.process.kill()
+        again = programs("again", "join", tmp_path / "anna")
+        bert.until(r"no room on the disk of .*/bert; the others go on without this machine")
+        bert.until(r"make room for at least .* this machine waits for it")
+        assert bert.process.poll() is None
+        ballast.unlink()
+        assert hub.finish() == 0, hub.printed
+        assert [again.finish(), bert.finish()] == [0, 0], bert.printed
+    assert files_of(config, 200) == expected
+
+
+@pytest.mark.timeout(290)
 def test_the_last_step_is_tried_again_until_it_can_be_saved(disturbed, programs, tmp_path):
     """There is room for all that an epoch needs, and not for the state."""
     config, file, expected = disturbed

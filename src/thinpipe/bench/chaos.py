@@ -13,10 +13,9 @@ from pathlib import Path
 import msgspec
 
 from thinpipe.bench import chaos_disk, chaos_networks, chaos_summary
-from thinpipe.bench.chaos_bed import HUB
 from thinpipe.bench.chaos_blame import Bad
 from thinpipe.bench.chaos_conduct import conduct
-from thinpipe.bench.chaos_config import ChaosConfig
+from thinpipe.bench.chaos_config import HUB, ChaosConfig
 from thinpipe.bench.chaos_figure import draw
 from thinpipe.bench.chaos_judge import Facts, judge
 from thinpipe.bench.chaos_log import Committed, read_log

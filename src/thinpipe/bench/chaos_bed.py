@@ -10,7 +10,7 @@ from typing import Self
 import psutil  # type: ignore[import-untyped]
 
 from thinpipe.bench import chaos_disk, chaos_poison
-from thinpipe.bench.chaos_config import ChaosConfig
+from thinpipe.bench.chaos_config import HUB, ChaosConfig
 from thinpipe.bench.chaos_model import hub_config, make_tokens
 from thinpipe.bench.chaos_networks import Networks
 from thinpipe.bench.chaos_outages import members_in
@@ -18,7 +18,6 @@ from thinpipe.bench.chaos_programs import Program, descendants
 from thinpipe.core.config import dump_toml
 from thinpipe.core.errors import UserError
 
-HUB = "hub"
 _LOCAL = "127.0.0.1"
 _START_SECONDS, _LOOK_SECONDS = 120.0, 0.1
 _PEER_PATIENCE_SECONDS = 600
@@ -102,6 +101,16 @@ class Bed:
             environment={chaos_poison.LOG: str(self.config.poison_log(peer).absolute())},
         )
         return self.programs[peer]
+
+    def start_again(self, name: str) -> str:
+        """One who has ended: the hub, or a peer with the folder it has. Returns what there is to say."""
+        if self.programs[name].running:
+            return "runs already"
+        if name == HUB:
+            self.start_hub()
+        else:
+            self.start_peer(name)
+        return ""
 
     def _belongs(self, peer: str) -> bool:
         return (self.home(peer) / "identity.toml").exists()

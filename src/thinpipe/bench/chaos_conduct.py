@@ -45,7 +45,7 @@ class _Conductor:
         known = {record.step: record.files for record in records if isinstance(record, Committed)}
         self._watch = Watch(bed, self._tell, self._clock, known)
         self._order = itertools.count()
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._faults = [fault for fault in make_schedule(config) if fault.at > self._elapsed]
         self._said = time.monotonic()
 
@@ -59,7 +59,7 @@ class _Conductor:
         self._log.write(record)
         if isinstance(record, Exited):
             self._say(f"{record.who} ended by itself with {record.code}: {record.tail[-300:]}")
-            self._at(self._clock() + _AGAIN_SECONDS, lambda: self._start_again(record.who))
+            self._at(self._clock() + _AGAIN_SECONDS, lambda: self._bed.start_again(record.who))
 
     def run(self) -> None:
         self._bed.start()
@@ -101,7 +101,7 @@ class _Conductor:
             self._say(f"step {self._watch.steps}, commit {self._watch.commits}; about {left:.0f} min of faults left")
         time.sleep(_LOOK_SECONDS)
 
-    def _at(self, clock: float, action: Callable[[], None]) -> None:
+    def _at(self, clock: float, action: Callable[[], object]) -> None:
         heapq.heappush(self._due, (clock, next(self._order), action))
 
     def _strike(self, fault: Fault) -> None:
@@ -119,10 +119,3 @@ class _Conductor:
 
     def _heal(self, fault: Fault, done: Done) -> None:
         self._log.write(Healed(**self._now(), kind=fault.kind, victim=fault.victim, detail=done.undo()))
-
-    def _start_again(self, name: str) -> None:
-        if not self._bed.programs[name].running:
-            if name == "hub":
-                self._bed.start_hub()
-            else:
-                self._bed.start_peer(name)

@@ -7,6 +7,8 @@ from typing import Literal, get_args
 from thinpipe.core.errors import UserError
 
 Kind = Literal["kill", "stop", "cut", "deaf", "mute", "hub", "second_hub", "store", "disk", "poison"]
+HUB = "hub"
+"""The victim of a fault that is no peer; also the name of its program."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 CUTS: tuple[Kind, ...] = ("cut", "deaf", "mute")
 """Both ways; nothing reaches the peer; nothing leaves it."""

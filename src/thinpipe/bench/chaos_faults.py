@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from thinpipe.bench import chaos_disk
-from thinpipe.bench.chaos_bed import HUB, Bed
-from thinpipe.bench.chaos_config import Kind
+from thinpipe.bench.chaos_bed import Bed
+from thinpipe.bench.chaos_config import HUB, Kind
 from thinpipe.bench.chaos_programs import Program
 from thinpipe.bench.chaos_schedule import Fault
 from thinpipe.checkpoint.folder import step_folder
@@ -56,17 +56,7 @@ def _computing(bed: Bed, wanted: str) -> str:
 
 def _kill(bed: Bed, fault: Fault) -> Done:
     _running(bed, fault.victim).kill()
-    return Done(lambda: _start_again(bed, fault.victim))
-
-
-def _start_again(bed: Bed, name: str) -> str:
-    if bed.programs[name].running:
-        return "runs already"
-    if name == HUB:
-        bed.start_hub()
-    else:
-        bed.start_peer(name)
-    return ""
+    return Done(lambda: bed.start_again(fault.victim))
 
 
 def _stop(bed: Bed, fault: Fault) -> Done:
@@ -104,7 +94,7 @@ def _kill_hub(bed: Bed, _fault: Fault) -> Done:
     for other in bed.others:  # a second hub that waits for the folder would be the first now
         other.kill(with_children=True)
     _running(bed, HUB).kill(with_children=True)
-    return Done(lambda: _start_again(bed, HUB))
+    return Done(lambda: bed.start_again(HUB))
 
 
 def _second_hub(bed: Bed, _fault: Fault) -> Done:

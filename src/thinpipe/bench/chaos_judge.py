@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thinpipe.bench.chaos_blame import Bad, event_of, lay_blame
-from thinpipe.bench.chaos_config import ChaosConfig
+from thinpipe.bench.chaos_config import HUB, ChaosConfig
 from thinpipe.bench.chaos_faults import REFUSED, UNDECIDED
 from thinpipe.bench.chaos_log import (
     AnyRecord,
@@ -20,7 +20,7 @@ from thinpipe.bench.chaos_log import (
     Sampled,
     Struck,
 )
-from thinpipe.bench.chaos_outages import HUB, Outage, find_outages, members_at
+from thinpipe.bench.chaos_outages import Outage, find_outages, members_at
 from thinpipe.bench.chaos_results import SEVERAL, SeedResult, Usage
 from thinpipe.core.events import Started, Step
 
@@ -52,6 +52,7 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
     outages = find_outages(records)
     by_fault = [outage for outage in outages if outage.faults]
     second = [r.detail for r in healed if r.kind == "second_hub" and r.detail != UNDECIDED]
+    lost, given_up = _lost(records)
     poison = lay_blame(records, facts.poisoned, facts.shown)
     counts = Counter(commit.step for commit in commits)
     ended = [r for r in records if isinstance(r, Ended)]
@@ -66,8 +67,8 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
         rejoined_after=_rejoined(records, zombies),
         commits=len(counts),
         commits_unequal=[commit.step for commit in commits if facts.commits.get(commit.step) != commit.files],
-        commits_lost=_lost(records)[0],
-        commits_given_up=_lost(records)[1],
+        commits_lost=lost,
+        commits_given_up=given_up,
         files_on_disk=sum(len(r.files) for r in records if isinstance(r, Hashed)),
         files_unequal=_unequal_on_disk(records, facts),
         commits_doubled=[step for step, count in counts.items() if count > 1],

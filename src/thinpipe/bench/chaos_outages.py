@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from thinpipe.bench.chaos_config import HUB
 from thinpipe.bench.chaos_log import AnyRecord, Begun, Happened, Healed, Said, Struck
 from thinpipe.core.events import Started, Step
 
-HUB = "hub"
 MOST_LATE_SECONDS = 5.0
 """Steps that were under way may still be told for so long after a fault that ends their epoch."""
 _TELL_SECONDS = 0.5

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from thinpipe.bench.chaos_config import ChaosConfig, Kind
+from thinpipe.bench.chaos_config import HUB, ChaosConfig, Kind
 
 PER_MINUTE: dict[Kind, float] = {
     "kill": 0.7,
@@ -32,7 +32,6 @@ SETTLE_SECONDS = 12.0
 """After its return a peer is left alone for so long, unless nobody else is there."""
 TAIL_SECONDS = 10.0
 """Before the end nothing new happens."""
-HUB = "hub"
 _SECONDS: dict[Kind, Callable[[random.Random], float]] = {
     "kill": lambda draw: draw.uniform(1, 8),
     "stop": lambda draw: 5 * 12 ** draw.random(),  # 5 to 60, short ones as likely as long ones

@@ -3,11 +3,9 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -19,10 +17,10 @@ from thinpipe.swarm.hub import Hub
 from thinpipe.train.console import open_display
 from thinpipe.train.hosting import HostedRun
 from thinpipe.train.hub_config import HubConfig, UpConfig
+from thinpipe.train.room import wait_for_room
 from thinpipe.train.stopping import StopRequest
 
 _LEAVE_SECONDS, _LOOK_SECONDS = 20.0, 0.1
-_ROOM_NBYTES, _ROOM_SECONDS = 16 << 20, 1.0
 """What the hub's own small files need many times over, and how often it looks whether it is there."""
 Begin = Callable[[Hub], Awaitable[None]]
 
@@ -64,7 +62,7 @@ def up(config: UpConfig) -> int:
 
 def _host(config: HubConfig, console: Console, begin: Begin) -> int:
     section, folder = config.hub, config.job.dump_folder
-    _wait_for_room(folder, console)
+    wait_for_room(folder, console.print, who="the hub")
     with (
         Broker(folder / "hub", host=section.host, port=section.port, executable=section.server) as broker,
         open_display(log_freq=config.metrics.log_freq, total_steps=config.training.steps) as display,
@@ -85,20 +83,6 @@ def _host(config: HubConfig, console: Console, begin: Begin) -> int:
         reason = asyncio.run(_run(hub, begin))
     console.print(reason)
     return 0 if reason.startswith(("finished", "stopped by")) else 1
-
-
-def _wait_for_room(folder: Path, console: Console) -> None:
-    """A hub that comes back on a full disk goes on as soon as somebody has made room."""
-    folder.mkdir(parents=True, exist_ok=True)
-    told = False
-    while (free := shutil.disk_usage(folder).free) < _ROOM_NBYTES:
-        if not told:
-            console.print(
-                f"the disk of {folder} is full ({free / 1e6:.1f} MB free): make room for at least "
-                f"{_ROOM_NBYTES / 1e6:.0f} MB and for the checkpoints; the hub waits for it"
-            )
-        told = True
-        time.sleep(_ROOM_SECONDS)
 
 
 async def _run(hub: Hub, begin: Begin) -> str:

@@ -46,6 +46,7 @@ from thinpipe.train.faults import PoisonedError
 from thinpipe.train.hub_supplies import HubSupplies
 from thinpipe.train.loop import Trainer
 from thinpipe.train.machine import measure_machine
+from thinpipe.train.room import NoRoomError, says_no_room, wait_for_room
 from thinpipe.train.spare import LINE_SHARE, Spare
 from thinpipe.transport.nats.dial import UnreachableError
 from thinpipe.transport.nats.frame import Origin
@@ -59,6 +60,8 @@ _IN_USE_BY = (
     "another `thinpipe join`, and a peer takes part once: end that one first (kill it if it does not hear Ctrl+C), or "
     "join with another invite and another --folder"
 )
+_LONGEST_PAUSE_SECONDS = 64.0
+"""Between tries of one whose disk has some room, and too little for its part."""
 _NO_ROOM_SECONDS = 10.0
 """Until steps are computed again of which the last could not be saved."""
 
@@ -77,6 +80,7 @@ def run(config: JoinConfig) -> int:
 
 def _take_part(program: "PeerProgram") -> int:
     config, console = program.config, program.console
+    pause = _AGAIN_SECONDS
     while True:
         try:
             return program.run()
@@ -87,6 +91,12 @@ def _take_part(program: "PeerProgram") -> int:
                 return 1
             console.print(f"{error}; trying again")
             time.sleep(_AGAIN_SECONDS)
+        except NoRoomError as error:
+            console.print(f"{error}; the others go on without this machine until there is room")
+            time.sleep(pause)
+            wait_for_room(program.folder, console.print, who="this machine")
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            program.last_answer = time.monotonic()
 
 
 def _who_we_are(config: JoinConfig) -> tuple[Identity, Path]:
@@ -103,7 +113,7 @@ def _who_we_are(config: JoinConfig) -> tuple[Identity, Path]:
 
 
 class PeerProgram:
-    """One life of a peer. `run` may be called again after a ConnectionError or a TimeoutError."""
+    """One life of a peer. `run` may be called again after a ConnectionError, a TimeoutError or a NoRoomError."""
 
     def __init__(self, identity: Identity, folder: Path, config: JoinConfig, console: Console) -> None:
         self.identity, self.folder, self.config, self.console = identity, folder, config, console
@@ -128,6 +138,9 @@ class PeerProgram:
         except (ConnectionError, TimeoutError) as error:
             if removed:
                 raise UserError(removed[0]) from error
+            raise
+        except NoRoomError:
+            self._tell_that_we_leave(post)
             raise
         finally:
             self._spare.stop()
@@ -289,6 +302,8 @@ class PeerProgram:
         except (ConnectionError, TimeoutError):
             raise
         except OSError as error:
+            if says_no_room(error):
+                raise NoRoomError(f"epoch {self.epoch} is over: no room on the disk of {self.folder}") from error
             raise UserError(
                 f"this machine cannot go on ({error}): put that right, then `thinpipe join {self.folder}` comes back"
             ) from error
