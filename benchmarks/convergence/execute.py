@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.convergence.study import TOKENS_PER_STEP, Study, trainable
-from thinpipe.core.config import dump_toml
+from thinpipe.core.config import dump_toml, from_table
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Stopped, read_events
 from thinpipe.core.files import write_atomically
@@ -141,7 +142,13 @@ def result_path(study: Run, output: Path) -> Path:
 def is_done(run: Run, output: Path) -> bool:
     """There is a record of it, made with the same settings."""
     path = result_path(run, output)
-    return path.is_file() and json.loads(path.read_text())["settings"] == settings_of(run)
+    if not path.is_file():
+        return False
+    kept = json.loads(path.read_text())["settings"]
+    if kept == settings_of(run):
+        return True
+    wanted = run.config(Path("TOKENS"), Path("RUN"))
+    return from_table(tomllib.loads(kept), RunConfig, where=str(path)) == wanted  # it may know fewer settings
 
 
 def keep(study: Run, folder: Path, output: Path, record_of: Record) -> float | None:

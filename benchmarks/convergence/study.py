@@ -9,7 +9,7 @@ from thinpipe.boundary.contract import BoundaryMethod, MessageShape
 from thinpipe.boundary.registry import make_method
 from thinpipe.boundary.settings import BoundarySection
 from thinpipe.models import build
-from thinpipe.models.config import Execution, SubspaceConfig
+from thinpipe.models.config import Execution, NeckConfig, SubspaceConfig
 from thinpipe.train.config import (
     BasisSection,
     CheckpointSection,
@@ -32,6 +32,8 @@ TOKENS_PER_STEP = BATCH * TOKENS
 DENSE = BoundarySection(forward="bf16", backward="bf16")
 """What an ordinary pipeline sends, and every ratio of bytes is against."""
 FIRST_BASIS = BasisSection(interval=0)
+NO_NECK = NeckConfig()
+SHAPE = ModelSection(preset=PRESET)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,13 @@ class Study:
     basis: BasisSection = FIRST_BASIS
     second_moment: str = "row"
     cuts: tuple[int, ...] = (2, 4, 6)
+    neck: NeckConfig = NO_NECK
+    """Free blocks; set this or `width`."""
+    shape: ModelSection = SHAPE
+    """Beside what is above."""
+    microbatch: int = MICROBATCH
+    compiled: bool = False
+    """Blocks go through torch.compile: other roundings, less time."""
 
     @property
     def key(self) -> str:
@@ -70,7 +79,7 @@ class Study:
 
     @property
     def model(self) -> ModelSection:
-        section = ModelSection(preset=PRESET, max_seq_len=TOKENS, boundaries=self.cuts)
+        section = replace(self.shape, max_seq_len=TOKENS, boundaries=self.cuts, neck=self.neck)
         if self.width is None:
             return section
         section = replace(section, subspace=replace(self.subspace, width=self.width))
@@ -82,12 +91,12 @@ class Study:
             model=self.model,
             data=DataSection(path=data),
             training=TrainingSection(steps=self.steps, global_batch_size=BATCH, seq_len=TOKENS),
-            parallelism=ParallelismSection(pipeline_parallel_microbatch_size=MICROBATCH),
+            parallelism=ParallelismSection(pipeline_parallel_microbatch_size=self.microbatch),
             optimizer=OptimizerSection(lr=self.lr, second_moment=self.second_moment),  # type: ignore[arg-type]
             lr_scheduler=SchedulerSection(warmup_steps=max(1, self.steps // 20)),
             basis=self.basis,
             boundary=self.boundary,
-            execution=Execution(autocast_bf16=True),
+            execution=Execution(autocast_bf16=True, compile=self.compiled),
             checkpoint=CheckpointSection(interval=256, keep_latest_k=1),
             validation=ValidationSection(freq=min(self.steps, max(64, self.steps // 8)), steps=20),
             metrics=MetricsSection(log_freq=64),
@@ -97,14 +106,16 @@ class Study:
     @property
     def method(self) -> BoundaryMethod:
         """Of each of its boundaries."""
-        width = self.width or DIM
-        shape = MessageShape(batch=MICROBATCH, tokens=TOKENS, width=width, vocab_size=VOCABULARY, dtype=torch.float32)
+        width = self.model.resolve(VOCABULARY).state_width
+        shape = MessageShape(
+            batch=self.microbatch, tokens=TOKENS, width=width, vocab_size=VOCABULARY, dtype=torch.float32
+        )
         return make_method(self.boundary, shape, confined=self.width is not None, seed=self.seed)
 
     @property
     def nbytes_per_token(self) -> float:
         """That cross each boundary, both ways, ids and scales included."""
-        return (self.method.forward_nbytes + self.method.backward_nbytes) / (MICROBATCH * TOKENS)
+        return (self.method.forward_nbytes + self.method.backward_nbytes) / (self.microbatch * TOKENS)
 
 
 def trainable(section: ModelSection) -> int:

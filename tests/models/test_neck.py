@@ -12,7 +12,7 @@ from thinpipe.models.memory import Memory
 from thinpipe.subspace import RowwiseAdamW, Writer
 from thinpipe.subspace.stiefel import is_orthonormal
 
-KEEL = NeckConfig(width=8, anchor_rank=4, ngram_rows=64, ngram_rank=4)
+KEEL = NeckConfig(width=8, anchor_rank=4, first_rank=4, ngram_rows=64, ngram_rank=4)
 NECKS = {
     "keel": KEEL,
     "learned": NeckConfig(kind="learned", width=8, anchor_rank=4),

@@ -36,6 +36,9 @@ class NeckConfig:
     that add to them what they make of all channels, and to all channels what they make of the message."""
     anchor_rank: int = 0
     """Segments after a boundary start from a trainable vector of each token, of this rank. 0: the message alone."""
+    first_rank: int = 0
+    """And the first segment from one of this rank, so that the one table of an ordinary model is dealt out to all
+    segments: with dim / segments for both, all tables together are as large as that one. 0: a full table."""
     ngram_rows: int = 0
     """And from one of each pair of tokens, which share so many rows by their hashes. 0: no pairs."""
     ngram_rank: int = 32
@@ -108,8 +111,8 @@ class ModelConfig:
             raise UserError("blocks are confined (subspace.width) or free with a neck (neck.width): set one of them")
         if not self.boundaries:
             raise UserError("neck.width is of boundaries, and there is none: set boundaries")
-        if min(neck.anchor_rank, neck.ngram_rows) < 0 or neck.ngram_rank < 1:
-            raise UserError("neck.anchor_rank and neck.ngram_rows must be at least 0, neck.ngram_rank at least 1")
+        if min(neck.anchor_rank, neck.first_rank, neck.ngram_rows) < 0 or neck.ngram_rank < 1:
+            raise UserError("neck: anchor_rank, first_rank and ngram_rows must be at least 0, ngram_rank at least 1")
         if neck.hidden is not None and (neck.kind != "bottleneck" or neck.hidden < 1):
             raise UserError('neck.hidden is for kind = "bottleneck", and at least 1')
 

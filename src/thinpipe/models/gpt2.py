@@ -89,5 +89,6 @@ def gpt2_parts(
 ) -> tuple[nn.Module, list[nn.Module], nn.Module]:
     first, last = GPT2First(config, space), GPT2Last(config)
     if config.tied:
+        assert isinstance(first.wte, nn.Embedding)
         last.lm_head.weight = first.wte.weight
     return first, [GPT2Block(config, block_space) for block_space in block_spaces], last

@@ -17,6 +17,7 @@ from thinpipe.subspace import Writer
 from thinpipe.subspace.coordinates import copy_mark
 from thinpipe.subspace.normal import fill_normal
 from thinpipe.subspace.stiefel import orthonormalise
+from thinpipe.subspace.table import NarrowRows, Widening
 
 Part = TypeVar("Part", Model, Segment)
 
@@ -64,9 +65,19 @@ def draw_initial(target: Tensor, owner: nn.Module, name: str, config: ModelConfi
         target.zero_()
     elif isinstance(owner, nn.Linear | nn.Embedding):
         std = config.init_std / (2 * config.n_layers) ** 0.5 if isinstance(owner, Writer) else config.init_std
-        fill_normal(target, std, seed)
+        fill_normal(target, _std_in_table(owner, config) or std, seed)
     elif isinstance(owner, Projector):
         fill_normal(target, 1.0, seed)
         target.copy_(orthonormalise(target))
     else:
         target.fill_(1.0)
+
+
+def _std_in_table(owner: nn.Module, config: ModelConfig) -> float | None:
+    match owner:
+        case NarrowRows():
+            return 1.0
+        case Widening():
+            return float(config.init_std / owner.in_features**0.5)
+        case _:
+            return None

@@ -132,5 +132,6 @@ def llama_parts(
 ) -> tuple[nn.Module, list[nn.Module], nn.Module]:
     first, last, rotary = LlamaFirst(config, space), LlamaLast(config), Rotary(config)
     if config.tied:
+        assert isinstance(first.embed_tokens, nn.Embedding)
         last.lm_head.weight = first.embed_tokens.weight
     return first, [LlamaBlock(config, block_space, rotary) for block_space in block_spaces], last

@@ -173,7 +173,7 @@ def build(config: ModelConfig) -> Model:
 def make_space(config: ModelConfig) -> DenseSpace | Subspace:
     subspace = config.subspace
     if subspace.width is None:
-        return DenseSpace(config.dim)
+        return DenseSpace(config.dim, config.neck.first_rank)
 
     def table(rows: int, name: str) -> FixedTable:
         seed = derive_seed(subspace.seed, name)

@@ -14,6 +14,7 @@ from thinpipe.models.config import ModelConfig
 from thinpipe.subspace import Stream, Writer
 from thinpipe.subspace.stiefel import mark_orthonormal
 from thinpipe.subspace.stream import DenseStream
+from thinpipe.subspace.table import Table
 
 _PAIR_FACTORS = 2654435761, 2246822519
 _PAIR_PRIME = 2**31 - 1
@@ -28,16 +29,12 @@ class Anchors(nn.Module):
         self.vocab_size, self.rows = config.vocab_size, neck.ngram_rows
         self.tokens = self.pairs = None
         if neck.anchor_rank:
-            self.tokens = nn.Sequential(
-                nn.Embedding(config.vocab_size, neck.anchor_rank), nn.Linear(neck.anchor_rank, config.dim, bias=False)
-            )
+            self.tokens = Table(config.vocab_size, neck.anchor_rank, config.dim)
         if neck.ngram_rows:
-            self.pairs = nn.Sequential(
-                nn.Embedding(neck.ngram_rows, neck.ngram_rank), nn.Linear(neck.ngram_rank, config.dim, bias=False)
-            )
+            self.pairs = Table(neck.ngram_rows, neck.ngram_rank, config.dim)
 
-    tokens: nn.Sequential | None
-    pairs: nn.Sequential | None
+    tokens: Table | None
+    pairs: Table | None
 
     def forward(self, ids_BT: Tensor, before_B1: Tensor | None = None) -> Tensor | None:
         """None if there are none. `before_B1`: the tokens before these; None: a text begins here."""
@@ -47,7 +44,7 @@ class Anchors(nn.Module):
         if self.pairs is not None:
             of_pairs_BTD = self.pairs(self.pair_rows(ids_BT, before_B1))
             base_BTD = of_pairs_BTD if base_BTD is None else base_BTD + of_pairs_BTD
-        return None if base_BTD is None else base_BTD.float()
+        return base_BTD
 
     def pair_rows(self, ids_BT: Tensor, before_B1: Tensor | None) -> Tensor:
         """Integer arithmetic that is the same everywhere."""

@@ -14,6 +14,7 @@ from thinpipe.subspace.basis import Basis
 from thinpipe.subspace.coordinates import mark_coordinates
 from thinpipe.subspace.fixed import FixedTable
 from thinpipe.subspace.stream import DenseStream, Stream, SubspaceStream
+from thinpipe.subspace.table import Table
 
 OnGradient = Callable[[Tensor], None]
 
@@ -32,7 +33,7 @@ class Space(Protocol):
 
     def writer(self, in_features: int, *, bias: bool = False) -> Writer: ...
 
-    def embedding(self, rows: int) -> nn.Embedding: ...
+    def embedding(self, rows: int) -> nn.Embedding | Table: ...
 
     def open(self, ids_BT: Tensor, state: Tensor, on_gradient: OnGradient | None = None, start: int = 0) -> Stream:
         """The stream that a segment starts from; `on_gradient` is called with the D-wide gradient at this point.
@@ -43,11 +44,11 @@ class Space(Protocol):
 
 
 class DenseSpace(nn.Module):
-    """No constraint: the state is the D-wide vector."""
+    """No constraint: the state is the D-wide vector. `table_rank`: of its embeddings; 0: full."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, table_rank: int = 0) -> None:
         super().__init__()
-        self.width = dim
+        self.width, self.table_rank = dim, table_rank
 
     @property
     def state_basis(self) -> Basis | None:
@@ -61,8 +62,8 @@ class DenseSpace(nn.Module):
     def writer(self, in_features: int, *, bias: bool = False) -> Writer:
         return Writer(in_features, self.width, bias=bias)
 
-    def embedding(self, rows: int) -> nn.Embedding:
-        return nn.Embedding(rows, self.width)
+    def embedding(self, rows: int) -> nn.Embedding | Table:
+        return Table(rows, self.table_rank, self.width) if self.table_rank else nn.Embedding(rows, self.width)
 
     def open(
         self,
