@@ -423,8 +423,9 @@ def test_our_own_disk_is_full(hub, post, tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB + 1000, before[1]))
     try:
-        with pytest.raises(FileTransferError, match="cannot be written"):
+        with pytest.raises(FileTransferError, match="cannot be written") as caught:
             fetch(post, "data.bin", tmp_path / "got", **promised)
+        assert isinstance(caught.value.__cause__, OSError), "so that a caller can tell a full disk from other trouble"
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     fetch(post, "data.bin", tmp_path / "got", **promised)

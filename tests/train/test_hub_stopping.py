@@ -1,6 +1,7 @@
 """What ends a run for everybody, and what ends no more than an epoch."""
 
 import os
+import shutil
 import signal
 from contextlib import closing
 from dataclasses import replace
@@ -101,20 +102,25 @@ def test_who_leaves_with_a_full_disk_does_not_end_the_run_for_others(disturbed, 
 
 
 @pytest.mark.timeout(290)
-def test_who_has_no_room_to_begin_waits_for_it_and_comes_back(disturbed, programs, tmp_path):
+@pytest.mark.parametrize("left", [0, 64 << 10], ids=["for nothing", "for a manifest and no layer"])
+def test_who_has_no_room_to_begin_waits_for_it_and_comes_back(disturbed, programs, tmp_path, left):
     config, file, expected = disturbed
+    config = replace(config, checkpoint=CheckpointSection(interval=20))
+    file.write_text(dump_toml(config))
     with small_disk(tmp_path / "disk", 64 << 20) as ballast:
         hub, anna, bert = start(programs, file, (tmp_path / "anna", tmp_path / "disk" / "bert"))
-        hub.until(r"step: +10 ")
+        hub.until(r"step: +20 +saved")
+        bert.stop()
+        shutil.rmtree(tmp_path / "disk" / "bert" / "checkpoints")
         fill(ballast)
-        anna.process.kill()
-        again = programs("again", "join", tmp_path / "anna")
-        bert.until(r"no room on the disk of .*/bert; the others go on without this machine")
-        bert.until(r"make room for at least .* this machine waits for it")
-        assert bert.process.poll() is None
+        os.truncate(ballast, ballast.stat().st_size - left)
+        again = programs("again", "join", tmp_path / "disk" / "bert")
+        again.until(r"no room on the disk of .*/bert; the others go on without this machine")
+        again.until(r"make room for at least .* this machine waits for it")
+        assert again.process.poll() is None
         ballast.unlink()
         assert hub.finish() == 0, hub.printed
-        assert [again.finish(), bert.finish()] == [0, 0], bert.printed
+        assert [anna.finish(), again.finish()] == [0, 0], again.printed
     assert files_of(config, 200) == expected
 
 

@@ -21,6 +21,7 @@ from thinpipe.core.code import code_version
 from thinpipe.core.config import from_table
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import file_sha256, write_atomically
+from thinpipe.swarm.file_asks import FileTransferError
 from thinpipe.swarm.file_transfer import push
 from thinpipe.swarm.identity import Identity, accept_invite, load_identity
 from thinpipe.swarm.invite import Invite
@@ -301,9 +302,11 @@ class PeerProgram:
             yield
         except (ConnectionError, TimeoutError):
             raise
-        except OSError as error:
+        except (OSError, FileTransferError) as error:
             if says_no_room(error):
                 raise NoRoomError(f"epoch {self.epoch} is over: no room on the disk of {self.folder}") from error
+            if isinstance(error, FileTransferError):
+                raise
             raise UserError(
                 f"this machine cannot go on ({error}): put that right, then `thinpipe join {self.folder}` comes back"
             ) from error

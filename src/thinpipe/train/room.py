@@ -14,8 +14,10 @@ class NoRoomError(Exception):
     """Work that cannot go on before there is room on this machine's disk."""
 
 
-def says_no_room(error: OSError) -> bool:
-    return error.errno in _NO_ROOM
+def says_no_room(error: BaseException) -> bool:
+    """Also one that was raised for that reason."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _NO_ROOM
 
 
 def wait_for_room(folder: Path, say: Callable[[str], None], *, who: str) -> None:
