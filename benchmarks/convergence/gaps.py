@@ -1,6 +1,7 @@
 """The figures of the study about the gap to dense: over tokens, over boundaries, and piece by piece."""
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import mean
 
@@ -26,20 +27,22 @@ DEPTHS = {
 """A line over the number of boundaries: how names begin, the name of the run with three, its colour and marker."""
 
 
-def longest_of_finalists(results: list[Result]) -> dict[str, list[Result]]:
+def longest_of(results: list[Result], names: Iterable[str]) -> dict[str, list[Result]]:
     """Of each, all seeds of its longest runs."""
-    best = [result for result in best_of_learning_rates(results) if result.name in FINALISTS and not result.diverged]
-    longest = {name: max((result.tokens for result in best if result.name == name), default=0) for name in FINALISTS}
-    found = {name: [each for each in best if each.name == name and each.tokens == longest[name]] for name in FINALISTS}
+    found = {}
+    for name in names:
+        best = [each for each in best_of_learning_rates(results) if each.name == name and not each.diverged]
+        longest = max((result.tokens for result in best), default=0)
+        found[name] = [each for each in best if each.tokens == longest]
     return {name: same for name, same in found.items() if same}
 
 
-def draw_over_tokens(results: list[Result], dense: Dense, path: Path) -> None:
-    """Does the gap grow? The longest runs of each finalist, seeds thin, their mean thick; crosses: shorter runs."""
+def draw_over_tokens(results: list[Result], dense: Dense, path: Path, colours: Mapping[str, str] = FINALISTS) -> None:
+    """Does the gap grow? The longest runs of each of these, seeds thin, their mean thick; crosses: shorter runs."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(8.5, 4.5), layout="constrained")
-    for name, same in longest_of_finalists(results).items():
-        colour = FINALISTS[name]
+    for name, same in longest_of(results, colours).items():
+        colour = colours[name]
         curves = [dict(dense.percent_over_tokens(result)) for result in same]
         for curve in curves:
             axes.plot([at / 1e6 for at in curve], list(curve.values()), color=colour, linewidth=0.7, alpha=0.6)

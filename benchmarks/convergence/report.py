@@ -1,11 +1,12 @@
 """The tables of the study, from the records of its finished runs alone."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean
 
 from benchmarks.convergence.figures import draw_learning_rates, draw_pareto
-from benchmarks.convergence.gaps import draw_boundaries, draw_over_tokens, draw_pieces, longest_of_finalists
+from benchmarks.convergence.gaps import FINALISTS, draw_boundaries, draw_over_tokens, draw_pieces, longest_of
 from benchmarks.convergence.results import Dense, Gap, Result, best_of_learning_rates, read_results
 from benchmarks.convergence.runs import DENSE
 
@@ -40,8 +41,23 @@ def report(output: Path) -> None:
 
 
 def tables(results: list[Result], dense: Dense) -> str:
-    lines = ["# What each boundary method costs in loss", "", READ_THIS, ""]
     full = DENSE.nbytes_per_token
+    return "\n".join(
+        [
+            "# What each boundary method costs in loss",
+            "",
+            READ_THIS,
+            "",
+            *questions_tables(results, dense, full),
+            *seeds_table(results, dense, full),
+            *over_tokens_table(results, dense),
+            "",
+        ]
+    )
+
+
+def questions_tables(results: list[Result], dense: Dense, full: float) -> list[str]:
+    lines = list[str]()
     for question in dict.fromkeys(result.question for result in results):
         lines += [
             f"## {question.capitalize()}",
@@ -54,7 +70,7 @@ def tables(results: list[Result], dense: Dense) -> str:
         for result in sorted(same, key=lambda r: (r.tokens, r.name, r.seed, r.lr)):
             lines.append(row(result, dense, full))
         lines.append("")
-    return "\n".join([*lines, *seeds_table(results, dense, full), *over_tokens_table(results, dense)]) + "\n"
+    return lines
 
 
 def row(result: Result, dense: Dense, full: float) -> str:
@@ -98,11 +114,10 @@ def seeds_table(results: list[Result], dense: Dense, full: float) -> list[str]:
     return [*lines, ""]
 
 
-def over_tokens_table(results: list[Result], dense: Dense) -> list[str]:
-    """The longest runs of the finalists on their way: mean over seeds."""
+def over_tokens_table(results: list[Result], dense: Dense, names: Iterable[str] = FINALISTS) -> list[str]:
+    """The longest runs of these on their way: mean over seeds."""
     curves = {
-        name: [dense.gaps_over_tokens(result) for result in same]
-        for name, same in longest_of_finalists(results).items()
+        name: [dense.gaps_over_tokens(result) for result in same] for name, same in longest_of(results, names).items()
     }
     if not curves:
         return []

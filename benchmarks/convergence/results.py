@@ -66,10 +66,10 @@ def best_of_learning_rates(results: Iterable[Result]) -> list[Result]:
 class Dense:
     """The runs that all others are compared with: for tokens and seed, the best of the learning rates."""
 
-    def __init__(self, results: Iterable[Result]) -> None:
+    def __init__(self, results: Iterable[Result], name: str = "dense") -> None:
         self._best = {
             (result.tokens, result.seed): result
-            for result in best_of_learning_rates(result for result in results if result.name == "dense")
+            for result in best_of_learning_rates(result for result in results if result.name == name)
         }
 
     def has(self, result: Result) -> bool:

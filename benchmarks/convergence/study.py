@@ -80,9 +80,8 @@ class Study:
     @property
     def model(self) -> ModelSection:
         section = replace(self.shape, max_seq_len=TOKENS, boundaries=self.cuts, neck=self.neck)
-        if self.width is None:
-            return section
-        section = replace(section, subspace=replace(self.subspace, width=self.width))
+        if self.width is not None:
+            section = replace(section, subspace=replace(self.subspace, width=self.width))
         return replace(section, hidden_dim=matched_hidden_dim(section)) if self.matched else section
 
     def config(self, data: Path, folder: Path) -> RunConfig:
@@ -124,6 +123,6 @@ def trainable(section: ModelSection) -> int:
 
 def matched_hidden_dim(section: ModelSection) -> int:
     """The width of the MLPs with which the model trains as many numbers as the dense one of its shape."""
-    wanted = trainable(replace(section, subspace=SubspaceConfig()))
+    wanted = trainable(replace(section, subspace=SubspaceConfig(), neck=NO_NECK))
     narrow, wide = (trainable(replace(section, hidden_dim=hidden)) for hidden in (512, 1024))  # the count is linear
     return round(512 + 512 * (wanted - narrow) / (wide - narrow))

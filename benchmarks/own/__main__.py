@@ -2,6 +2,7 @@
 
     python -m benchmarks.own list
     python -m benchmarks.own run --data TOKENS
+    python -m benchmarks.own report
 
 Runs are carried out, stopped and resumed as those of `benchmarks.convergence`.
 """
@@ -29,7 +30,7 @@ def print_list(output: Path) -> None:
 
 def main() -> int:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("list", "run"))
+    parser.add_argument("what", choices=("list", "run", "report"))
     parser.add_argument("--data", type=Path, help="folder made by `thinpipe tokenize`")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/own"))
     parser.add_argument("--work", type=Path, default=Path("runs/own"), help="for runs under way")
@@ -38,6 +39,11 @@ def main() -> int:
     options = parser.parse_args()
     if options.what == "list":
         print_list(options.output)
+        return 0
+    if options.what == "report":
+        from benchmarks.own.report import report
+
+        report(options.output)
         return 0
     if options.data is None:
         parser.error("run needs --data")

@@ -3,21 +3,26 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from benchmarks.convergence.study import Study
+from benchmarks.convergence.runs import TOPK, lowrank
+from benchmarks.convergence.study import SHAPE, Study
 from thinpipe.boundary.settings import BoundarySection
 from thinpipe.models.config import NeckConfig
 
-TOKENS, SEEDS, SEGMENTS = 4_194_304, (0, 1, 2), 4
+LONG, SHORT, SEEDS, DIM = 4_194_304, 1_048_576, (0, 1, 2), 256
+INT8 = BoundarySection(forward="int8", backward="int8")
 INT4 = BoundarySection(forward="int4", backward="int4")
 WIDTH = {16: 58, 32: 26}
 """By how many times fewer bytes than dense bf16, in int4 both ways, ids and scales counted."""
+RANK = {16: 13, 32: 6}
+"""Of messages of whole batches; a row and a column each."""
+WIDE = replace(SHAPE, dim=512, n_heads=16, n_kv_heads=8, hidden_dim=1408)
 
 DENSE = Study(
-    question="result", name="dense", kind="dense", priority=0, tokens=TOKENS, lr=1.5e-3, microbatch=16, compiled=True
+    question="result", name="dense", kind="dense", priority=0, tokens=LONG, lr=1.5e-3, microbatch=16, compiled=True
 )
 
 
-def dealt(width: int, dim: int = 256, segments: int = SEGMENTS) -> NeckConfig:
+def dealt(width: int, *, dim: int = DIM, segments: int = 4) -> NeckConfig:
     """A keel, and the token table of a dense model dealt out to the segments."""
     rank = dim // segments
     return NeckConfig(width=width, anchor_rank=rank, first_rank=rank)
@@ -27,15 +32,71 @@ def keel(ratio: int) -> Study:
     return replace(DENSE, name=f"keel {ratio}x", kind="keel", neck=dealt(WIDTH[ratio]), boundary=INT4)
 
 
-WHOLE = replace(DENSE, name="dense, table dealt out", kind="keel", neck=dealt(256))
+WHOLE = replace(DENSE, name="dense, table dealt out", kind="keel", neck=dealt(DIM))
 """What the tables alone change: all channels cross, in bf16."""
 
 
 def result() -> Iterator[Study]:
     for seed in SEEDS:
-        for order, study in enumerate((DENSE, keel(32), keel(16), WHOLE)):
+        for order, study in enumerate((DENSE, keel(32), keel(16))):
             yield replace(study, seed=seed, priority=10 * seed + order)
+        yield replace(WHOLE, seed=seed, priority=30 + seed)
+
+
+def wide() -> Iterator[Study]:
+    """Twice the width, and 64 times fewer bytes: as many numbers cross as at 32 times of the narrower one."""
+    for seed in SEEDS:
+        dense = replace(DENSE, question="d = 512", name="dense, d = 512", shape=WIDE, tokens=SHORT, seed=seed)
+        yield replace(dense, priority=40 + seed)
+        neck = dealt(WIDTH[32], dim=512)
+        yield replace(dense, name="keel 64x, d = 512", kind="keel", neck=neck, boundary=INT4, priority=40 + seed)
+
+
+def short(study: Study, name: str, priority: int, seed: int = 0) -> Study:
+    return replace(study, question="methods", name=name, tokens=SHORT, priority=priority, seed=seed)
+
+
+def methods() -> Iterator[Study]:
+    """Everything in the registry at the same bytes."""
+    yield short(DENSE, "dense", 50)
+    for ratio, width in WIDTH.items():
+        yield short(keel(ratio), f"keel {ratio}x", 50)
+        confined = replace(DENSE, kind="row", width=width, matched=True, boundary=INT4)
+        yield short(confined, f"subspace {ratio}x", 51)
+        neck = NeckConfig(kind="learned", width=width, anchor_rank=32)
+        yield short(replace(DENSE, kind="keel", neck=neck, boundary=INT4, matched=True), f"learned {ratio}x", 51)
+        neck = NeckConfig(kind="bottleneck", width=width)
+        yield short(replace(DENSE, kind="keel", neck=neck, boundary=INT4, matched=True), f"bottleneck {ratio}x", 51)
+        yield short(replace(DENSE, kind="topk", boundary=TOPK[ratio], lr=3e-3), f"topk {ratio}x", 54)
+        yield short(replace(DENSE, kind="lowrank", boundary=lowrank(RANK[ratio])), f"lowrank {ratio}x", 54)
+
+
+def pieces() -> Iterator[Study]:
+    """The keel's parts, one by one, at 32 times fewer bytes."""
+    whole = short(WHOLE, "all channels, bf16", 52)
+    yield replace(whole, question="pieces")
+    of_26 = dealt(26)
+    no_tables, full_first = NeckConfig(width=26), NeckConfig(width=26, anchor_rank=64)
+    for name, neck, boundary in (
+        ("26 channels, fp32", of_26, BoundarySection()),
+        ("2 channels, fp32", dealt(2), BoundarySection()),
+        ("12 channels, int8", dealt(12), INT8),
+        ("26 channels, int4, no tables after the first", no_tables, INT4),
+        ("26 channels, int4, full first table", full_first, INT4),
+    ):
+        study = replace(keel(32), neck=neck, boundary=boundary, matched=True)
+        yield replace(short(study, name, 53), question="pieces")
+
+
+def boundaries() -> Iterator[Study]:
+    """Those with three are among the methods."""
+    for cuts, name in (((4,), "1 boundary"), ((1, 2, 3, 4, 5, 6, 7), "7 boundaries")):
+        neck = dealt(WIDTH[32], segments=len(cuts) + 1)
+        study = replace(keel(32), neck=neck, cuts=cuts)
+        yield replace(short(study, f"keel 32x, {name}", 55), question="boundaries")
 
 
 def all_runs() -> list[Study]:
-    return sorted(result(), key=lambda study: study.priority)
+    runs = [*result(), *wide(), *methods(), *pieces(), *boundaries()]
+    assert len({study.key for study in runs}) == len(runs), "two runs have one name"
+    return sorted(runs, key=lambda study: study.priority)

@@ -1,0 +1,86 @@
+"""The tables and figures of the study of the keel, from the records of its finished runs alone."""
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.convergence.figures import BLUE, GREEN, ORANGE, PINK, PURPLE, beside, finish
+from benchmarks.convergence.gaps import draw_over_tokens
+from benchmarks.convergence.report import over_tokens_table, questions_tables, seeds_table
+from benchmarks.convergence.results import Dense, Result, read_results
+from benchmarks.own.runs import DENSE, SHORT
+from thinpipe.report.curve import pyplot
+
+READ_THIS = """\
+```
+thinpipe tokenize --sources BOOKS... --validation-sources BOOKS... --vocab-size 4096 --output TOKENS
+python -m benchmarks.own run --data TOKENS
+python -m benchmarks.own report
+```
+
+Made by the last of these from the records beside it, which hold settings, versions and losses. The gap is to the dense
+run of the same seed, tokens and width; all trained at the learning rate that is best for dense, top-k at its own.
+Validation: 20 batches spread over all validation books, the same for all runs."""
+COLOURS = {"keel 32x": BLUE, "keel 16x": GREEN, "dense, table dealt out": ORANGE}
+FAMILIES = {
+    "keel": (BLUE, "o"),
+    "subspace": (GREEN, "s"),
+    "learned": (PINK, "D"),
+    "bottleneck": ("#666666", "P"),
+    "lowrank": (PURPLE, "v"),
+    "topk": (ORANGE, "^"),
+}
+
+
+def report(output: Path) -> None:
+    results = read_results(output)
+    dense, wide = Dense(results), Dense(results, "dense, d = 512")
+    narrow = [result for result in results if "d = 512" not in result.name and dense.has(result)]
+    twice = [result for result in results if "d = 512" in result.name and wide.has(result)]
+    if not narrow:
+        print("no finished runs yet: python -m benchmarks.own run --data TOKENS")
+        return
+    full = DENSE.nbytes_per_token
+    lines = ["# The keel against dense and against the others", "", READ_THIS, ""]
+    lines += [*seeds_table(narrow, dense, full), *over_tokens_table(narrow, dense, COLOURS)]
+    lines += questions_tables(narrow, dense, full)
+    if twice:
+        lines += [*questions_tables(twice, wide, 2 * full - 2), *seeds_table(twice, wide, 2 * full - 2)]
+    text = "\n".join([*lines, ""])
+    (output / "own.md").write_text(text)
+    draw_over_tokens(narrow, dense, output / "over_tokens.png", COLOURS)
+    draw_methods([result for result in narrow if result.tokens == SHORT], dense, output / "methods.png")
+    print(text)
+
+
+def draw_methods(results: list[Result], dense: Dense, path: Path) -> None:
+    """The gap over bytes at the tokens that all methods were trained for: down and to the left is better."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for family, (colour, marker) in FAMILIES.items():
+        draw_family(axes, [r for r in results if r.name in (f"{family} 16x", f"{family} 32x")], dense, colour, marker)
+    axes.axhline(0, color="#444444", linewidth=1)
+    axes.set(
+        xlabel="bytes per token at each of 3 boundaries, both ways (dense: 1,026)",
+        ylabel="validation loss above dense, %",
+        title=f"Every method at the same bytes, {SHORT / 1e6:.2f} M tokens",
+    )
+    finish(axes)
+    beside(axes)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def draw_family(axes: Any, results: list[Result], dense: Dense, colour: str, marker: str) -> None:
+    points: dict[float, list[float]] = defaultdict(list)
+    for result in results:
+        if not result.diverged:
+            points[result.bytes_per_token].append(dense.gap(result).percent)
+    if not points:
+        return
+    places = sorted(points)
+    label = results[0].name.split()[0]
+    axes.plot(places, [mean(points[at]) for at in places], f"{marker}-", color=colour, label=label)
+    for at in places:
+        axes.vlines(at, min(points[at]), max(points[at]), color=colour, linewidth=5, alpha=0.25)
