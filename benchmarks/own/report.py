@@ -22,7 +22,14 @@ python -m benchmarks.own report
 Made by the last of these from the records beside it, which hold settings, versions and losses. The gap is to the dense
 run of the same seed, tokens and width; all trained at the learning rate that is best for dense, top-k at its own.
 Validation: 20 batches spread over all validation books, the same for all runs."""
-COLOURS = {"keel 32x": BLUE, "keel 16x": GREEN, "dense, table dealt out": ORANGE}
+COLOURS = {
+    "keel 32x": BLUE,
+    "keel 32x, reach 1": "#9ecae1",
+    "keel 16x": GREEN,
+    "keel 16x, reach 1": "#a1d99b",
+    "keel of all channels, bf16": ORANGE,
+    "keel of all channels, bf16, reach 1": "#fdbe85",
+}
 FAMILIES = {
     "keel": (BLUE, "o"),
     "subspace": (GREEN, "s"),

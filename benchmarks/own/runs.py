@@ -22,18 +22,18 @@ DENSE = Study(
 )
 
 
-def dealt(width: int, *, dim: int = DIM, segments: int = 4) -> NeckConfig:
+def dealt(width: int, *, reach: int = 4, dim: int = DIM, segments: int = 4) -> NeckConfig:
     """A keel, and the token table of a dense model dealt out to the segments."""
     rank = dim // segments
-    return NeckConfig(width=width, anchor_rank=rank, first_rank=rank)
+    return NeckConfig(width=width, anchor_rank=rank, anchor_reach=reach, first_rank=rank)
 
 
 def keel(ratio: int) -> Study:
     return replace(DENSE, name=f"keel {ratio}x", kind="keel", neck=dealt(WIDTH[ratio]), boundary=INT4)
 
 
-WHOLE = replace(DENSE, name="dense, table dealt out", kind="keel", neck=dealt(DIM))
-"""What the tables alone change: all channels cross, in bf16."""
+WHOLE = replace(DENSE, name="keel of all channels, bf16", kind="keel", neck=dealt(DIM))
+"""What the tables alone change."""
 
 
 def result() -> Iterator[Study]:
@@ -41,6 +41,9 @@ def result() -> Iterator[Study]:
         for order, study in enumerate((DENSE, keel(32), keel(16))):
             yield replace(study, seed=seed, priority=10 * seed + order)
         yield replace(WHOLE, seed=seed, priority=30 + seed)
+    for ratio, width in (*WIDTH.items(), (1, DIM)):  # tables of the token alone
+        study = WHOLE if ratio == 1 else keel(ratio)
+        yield replace(study, name=f"{study.name}, reach 1", neck=dealt(width, reach=1), priority=33)
 
 
 def wide() -> Iterator[Study]:
@@ -49,7 +52,8 @@ def wide() -> Iterator[Study]:
         dense = replace(DENSE, question="d = 512", name="dense, d = 512", shape=WIDE, tokens=SHORT, seed=seed)
         yield replace(dense, priority=40 + seed)
         neck = dealt(WIDTH[32], dim=512)
-        yield replace(dense, name="keel 64x, d = 512", kind="keel", neck=neck, boundary=INT4, priority=40 + seed)
+        ours = replace(dense, name="keel 64x, d = 512", kind="keel", neck=neck, boundary=INT4, matched=True)
+        yield replace(ours, priority=40 + seed)
 
 
 def short(study: Study, name: str, priority: int, seed: int = 0) -> Study:

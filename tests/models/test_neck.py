@@ -13,8 +13,10 @@ from thinpipe.subspace import RowwiseAdamW, Writer
 from thinpipe.subspace.stiefel import is_orthonormal
 
 KEEL = NeckConfig(width=8, anchor_rank=4, first_rank=4, ngram_rows=64, ngram_rank=4)
+FAR = NeckConfig(width=8, anchor_rank=4, anchor_reach=3, first_rank=4)
 NECKS = {
     "keel": KEEL,
+    "keel that looks back": FAR,
     "learned": NeckConfig(kind="learned", width=8, anchor_rank=4),
     "bottleneck": NeckConfig(kind="bottleneck", width=8),
 }
@@ -56,6 +58,15 @@ def test_a_segment_starts_from_the_pairs_of_its_own_tokens():
     other[:, 5] = (other[:, 5] + 1) % 97
     changed = (anchors(ids) != anchors(other)).any(-1).any(0)
     assert changed.nonzero().flatten().tolist() == [5, 6], "its own row, and that of the pair with the next"
+
+
+def test_a_segment_looks_back_as_far_as_it_shall():
+    anchors = model_of(FAR).necks[1].anchors
+    ids = some_ids()
+    other = ids.clone()
+    other[:, 5] = (other[:, 5] + 1) % 97
+    changed = (anchors(ids) != anchors(other)).any(-1).any(0)
+    assert changed.nonzero().flatten().tolist() == [5, 6, 7]
 
 
 def test_pairs_are_spread_over_all_rows():

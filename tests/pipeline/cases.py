@@ -61,6 +61,7 @@ def compressed(name: str, method: str, states: Compression, gradients: Compressi
 
 TOPK = Compression(kind="topk", keep=0.3)
 QUANTISE = Compression(kind="quantise", bits=4, tile=16)
+KEEL = NeckConfig(width=6, anchor_rank=4, anchor_reach=3, first_rank=5, ngram_rows=32, ngram_rank=4)
 CASES = [
     *(formatted(method, number_format, number_format) for method in METHODS for number_format in FORMATS),
     formatted("subspace", "int8", "int4"),
@@ -76,7 +77,7 @@ CASES = [
         "ef21-mask", "none", replace(TOPK, memory="ef21"), Compression(kind="topk", reuse_mask=True, memory="ef")
     ),
     compressed("aqsgd", "none", replace(QUANTISE, bits=2, memory="aqsgd"), QUANTISE),
-    Case("keel", BoundarySection(), neck=NeckConfig(width=6, anchor_rank=4, first_rank=5, ngram_rows=32, ngram_rank=4)),
+    Case("keel", BoundarySection(), neck=KEEL),
     Case("keel-int8-int4", BoundarySection(forward="int8", backward="int4"), neck=NeckConfig(width=8)),
     Case("learned", BoundarySection(), neck=NeckConfig(kind="learned", width=6, anchor_rank=4)),
     Case("bottleneck", BoundarySection(forward="bf16", backward="bf16"), neck=NeckConfig(kind="bottleneck", width=6)),

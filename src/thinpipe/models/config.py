@@ -36,6 +36,8 @@ class NeckConfig:
     that add to them what they make of all channels, and to all channels what they make of the message."""
     anchor_rank: int = 0
     """Segments after a boundary start from a trainable vector of each token, of this rank. 0: the message alone."""
+    anchor_reach: int = 1
+    """Of each token and of so many before it, this one counted: what another segment's attention would tell."""
     first_rank: int = 0
     """And the first segment from one of this rank, so that the one table of an ordinary model is dealt out to all
     segments: with dim / segments for both, all tables together are as large as that one. 0: a full table."""
@@ -111,8 +113,15 @@ class ModelConfig:
             raise UserError("blocks are confined (subspace.width) or free with a neck (neck.width): set one of them")
         if not self.boundaries:
             raise UserError("neck.width is of boundaries, and there is none: set boundaries")
-        if min(neck.anchor_rank, neck.first_rank, neck.ngram_rows) < 0 or neck.ngram_rank < 1:
-            raise UserError("neck: anchor_rank, first_rank and ngram_rows must be at least 0, ngram_rank at least 1")
+        for name, least in (
+            ("anchor_rank", 0),
+            ("anchor_reach", 1),
+            ("first_rank", 0),
+            ("ngram_rows", 0),
+            ("ngram_rank", 1),
+        ):
+            if getattr(neck, name) < least:
+                raise UserError(f"neck.{name} must be at least {least}, not {getattr(neck, name)}")
         if neck.hidden is not None and (neck.kind != "bottleneck" or neck.hidden < 1):
             raise UserError('neck.hidden is for kind = "bottleneck", and at least 1')
 

@@ -78,6 +78,6 @@ def _std_in_table(owner: nn.Module, config: ModelConfig) -> float | None:
         case NarrowRows():
             return 1.0
         case Widening():
-            return float(config.init_std / owner.in_features**0.5)
+            return float(config.init_std / owner.rank**0.5)
         case _:
             return None

@@ -51,11 +51,12 @@ class Memory:
         self._layers: dict[int, LayerMemory] = {}
         self._last_ids: dict[int, Tensor] = {}
 
-    def before(self, block: int, ids_BT: Tensor) -> Tensor | None:
-        """The token before these ids, for the segment that begins with this block; None at the beginning."""
-        before_B1 = self._last_ids.get(block)
-        self._last_ids[block] = ids_BT[:, -1:]
-        return before_B1
+    def before(self, segment: int, ids_BT: Tensor, reach: int) -> Tensor | None:
+        """Up to `reach` tokens before these ids, for a segment that remembers them; None at the beginning."""
+        before_BP = self._last_ids.get(segment)
+        seen_BS = ids_BT if before_BP is None else torch.cat((before_BP, ids_BT), dim=1)
+        self._last_ids[segment] = seen_BS[:, max(0, seen_BS.shape[1] - reach) :]
+        return before_BP
 
     def layer(self, block: int) -> LayerMemory:
         return self._layers.setdefault(block, LayerMemory(self.max_length))

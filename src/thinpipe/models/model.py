@@ -66,7 +66,8 @@ class Segment(nn.Module):
             if neck is None:
                 stream = self.space.open(ids_BT, state, self.on_gradient, start)
             else:
-                stream, base_BTD = neck.open(ids_BT, state, self._before(ids_BT, memory))
+                before_BP = None if memory is None else memory.before(neck.segment, ids_BT, neck.reach)
+                stream, base_BTD = neck.open(ids_BT, state, before_BP)
             for index, block in self.blocks.items():
                 if memory is not None:
                     stream = block(stream, memory.layer(int(index)))
@@ -85,9 +86,6 @@ class Segment(nn.Module):
         neck = next(iter(self.necks.values()), None)
         assert neck is None or isinstance(neck, Neck)
         return neck
-
-    def _before(self, ids_BT: Tensor, memory: Memory | None) -> Tensor | None:
-        return None if memory is None else memory.before(int(next(iter(self.blocks))), ids_BT)
 
     def _first_position(self, tokens: int, memory: Memory | None) -> int:
         """Where these tokens begin. Asks this segment's own first block: other segments may be ahead in one memory."""

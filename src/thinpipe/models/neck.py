@@ -29,28 +29,32 @@ class Anchors(nn.Module):
         self.vocab_size, self.rows = config.vocab_size, neck.ngram_rows
         self.tokens = self.pairs = None
         if neck.anchor_rank:
-            self.tokens = Table(config.vocab_size, neck.anchor_rank, config.dim)
+            self.tokens = Table(config.vocab_size, neck.anchor_rank, config.dim, neck.anchor_reach)
         if neck.ngram_rows:
             self.pairs = Table(neck.ngram_rows, neck.ngram_rank, config.dim)
 
     tokens: Table | None
     pairs: Table | None
 
-    def forward(self, ids_BT: Tensor, before_B1: Tensor | None = None) -> Tensor | None:
-        """None if there are none. `before_B1`: the tokens before these; None: a text begins here."""
+    @property
+    def reach(self) -> int:
+        """How many tokens before one say something of it."""
+        return max(0 if self.tokens is None else self.tokens.reach - 1, 0 if self.pairs is None else 1)
+
+    def forward(self, ids_BT: Tensor, before_BP: Tensor | None = None) -> Tensor | None:
+        """None if there are none. `before_BP`: up to `reach` tokens before these; None: a text begins here."""
         base_BTD: Tensor | None = None
         if self.tokens is not None:
-            base_BTD = self.tokens(ids_BT)
+            base_BTD = self.tokens(ids_BT, before_BP)
         if self.pairs is not None:
-            of_pairs_BTD = self.pairs(self.pair_rows(ids_BT, before_B1))
+            of_pairs_BTD = self.pairs(self.pair_rows(ids_BT, before_BP))
             base_BTD = of_pairs_BTD if base_BTD is None else base_BTD + of_pairs_BTD
         return base_BTD
 
-    def pair_rows(self, ids_BT: Tensor, before_B1: Tensor | None) -> Tensor:
+    def pair_rows(self, ids_BT: Tensor, before_BP: Tensor | None) -> Tensor:
         """Integer arithmetic that is the same everywhere."""
-        if before_B1 is None:
-            before_B1 = torch.full_like(ids_BT[:, :1], self.vocab_size)
-        before_BT = torch.cat((before_B1, ids_BT[:, :-1]), dim=1)
+        nothing_B1 = torch.full_like(ids_BT[:, :1], self.vocab_size)
+        before_BT = torch.cat((nothing_B1 if before_BP is None else before_BP[:, -1:], ids_BT[:, :-1]), dim=1)
         mixed_BT = (before_BT * _PAIR_FACTORS[0] + ids_BT * _PAIR_FACTORS[1]) % _PAIR_PRIME
         return mixed_BT % self.rows
 
@@ -132,11 +136,15 @@ class Neck(nn.Module):
     entry: Passage | None
     exit: Passage | None
 
-    def open(self, ids_BT: Tensor, state: Tensor, before_B1: Tensor | None) -> tuple[Stream, Tensor | None]:
+    @property
+    def reach(self) -> int:
+        return 0 if self.anchors is None else self.anchors.reach
+
+    def open(self, ids_BT: Tensor, state: Tensor, before_BP: Tensor | None) -> tuple[Stream, Tensor | None]:
         """The stream of a segment, and what of it comes from the ids alone."""
         if self.entry is None:
             return DenseStream(state), None
-        base_BTD = None if self.anchors is None else self.anchors(ids_BT, before_B1)
+        base_BTD = None if self.anchors is None else self.anchors(ids_BT, before_BP)
         with torch.autocast(state.device.type, enabled=False):
             opened_BTD = self.entry.widen(state)
         return DenseStream(opened_BTD if base_BTD is None else base_BTD.to(state.dtype) + opened_BTD), base_BTD
