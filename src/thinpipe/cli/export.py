@@ -93,7 +93,7 @@ Trained with thinpipe for {manifest.step:,} optimiser steps on {manifest.samples
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER"{_to_trust(config)})
-tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER"{_to_trust(config)})
 ```
 
 Settings of the run:

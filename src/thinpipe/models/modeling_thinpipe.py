@@ -183,7 +183,7 @@ class ThinpipeModel(LlamaModel):
             if not isinstance(mask, Tensor) or mask.dim() != 2:
                 raise ValueError(
                     "pairs of tokens do not reach over padding, which shows in an attention_mask of batch x tokens "
-                    "only: give such a one, and a cache that grows (no static cache)"
+                    "only: give such a one, and no static cache"
                 )
             ids = ids.masked_fill(mask[:, -count:] == 0, none)
         if cache is not None:
@@ -194,6 +194,8 @@ class ThinpipeModel(LlamaModel):
     def _remembered(self, ids: Tensor, cache: Cache) -> Tensor:
         """All ids so far. They are one more layer of the cache: beams and cuts do to them what they do to the keys."""
         layers: list[Any] = cache.layers
+        if any(layer.is_compileable for layer in layers):
+            raise ValueError("the ids before are kept in a cache that grows: give no static cache")
         make: Any = cache.layer_class_to_replicate
         layers += [make() for _ in range(len(layers), self.config.num_hidden_layers)]
         if len(layers) == self.config.num_hidden_layers:
