@@ -85,6 +85,17 @@ def test_token_by_token_gives_the_logits_of_the_whole_text(neck):
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("neck", NECKS.values(), ids=NECKS)
+def test_without_autocast_nothing_is_computed_in_bfloat16(neck):
+    model, ids = model_of(neck), some_ids()
+    for parameter in model.parameters():  # the networks of a bottleneck begin with next to nothing
+        parameter.data += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1
+    exact = materialise(build(model.config), seed=3, dtype=torch.float64)
+    exact.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).double(), exact(ids), rtol=1e-4, atol=1e-5)
+
+
 def test_projectors_begin_alike_learn_and_stay_orthonormal():
     model, ids = model_of(NECKS["learned"]), some_ids()
     columns = {name: p for name, p in model.named_parameters() if is_orthonormal(p)}

@@ -1,14 +1,20 @@
-"""`thinpipe export`: a trained model as a plain Hugging Face folder with tokenizer and model card."""
+"""`thinpipe export`: a trained model as a Hugging Face folder with tokenizer and model card.
 
+Plain where the model folds into a plain one; a model with necks brings the code that transformers needs to run it.
+"""
+
+import tomllib
 from pathlib import Path
 
 from thinpipe.checkpoint import Checkpoint, find_checkpoint, load_model, run_folder_of
 from thinpipe.cli.settings import ExportConfig
+from thinpipe.core.config import from_table
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
 from thinpipe.data import Tokenizer
-from thinpipe.models import Model, huggingface
+from thinpipe.models import Model, ModelConfig, huggingface, huggingface_neck
 from thinpipe.models.fold import fold
+from thinpipe.train.config import RunConfig
 
 
 def run(config: ExportConfig) -> int:
@@ -16,24 +22,50 @@ def run(config: ExportConfig) -> int:
         raise UserError(f"{config.output} is not empty: name another folder")
     checkpoint = find_checkpoint(config.run)
     model = load_model(checkpoint)
-    folded = fold(model)
     tokenizer_folder = run_folder_of(checkpoint) / "tokenizer"
     tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder.is_dir() else None
-    huggingface.save(folded, config.output, end_of_text_id=tokenizer.vocabulary.end_of_text_id if tokenizer else None)
+    end_of_text_id = tokenizer.vocabulary.end_of_text_id if tokenizer else None
+    has_neck = model.config.neck.width is not None
+    exported = model if has_neck else fold(model)
+    (huggingface_neck if has_neck else huggingface).save(exported, config.output, end_of_text_id=end_of_text_id)
     if tokenizer is not None:
         tokenizer.save(config.output)
     write_atomically(config.output / "README.md", model_card(checkpoint, model).encode())
-    parameters = sum(parameter.numel() for parameter in folded.parameters())
+    parameters = sum(parameter.numel() for parameter in exported.parameters())
     print(f"{config.output}: {checkpoint.manifest.family}, {parameters:,} parameters")
-    print(f'  AutoModelForCausalLM.from_pretrained("{config.output}")')
+    if has_neck:
+        print(
+            f"  with necks, so no plain model: its code is in the folder ({huggingface_neck.MODELING}), to be trusted"
+        )
+        if rounds_messages(checkpoint):
+            print("  the run rounds what crosses a boundary; the export does not: its logits are those of whole states")
+    print(f'  AutoModelForCausalLM.from_pretrained("{config.output}"{_to_trust(model.config)})')
     return 0
+
+
+def rounds_messages(checkpoint: Checkpoint) -> bool:
+    """Whether the states of the run cross its boundaries other than whole. An imported model has no run."""
+    if not checkpoint.manifest.run:
+        return False
+    run = from_table(tomllib.loads(checkpoint.manifest.run), RunConfig, where=str(checkpoint.path))
+    return run.boundary.forward != "fp32" or run.boundary.states.kind != "none"
+
+
+def _to_trust(config: ModelConfig) -> str:
+    return "" if config.neck.width is None else ", trust_remote_code=True"
 
 
 def model_card(checkpoint: Checkpoint, model: Model) -> str:
     """How the model came to be, for whoever finds the folder."""
     manifest, config = checkpoint.manifest, model.config
     trainable = sum(parameter.numel() for parameter in model.parameters())
-    if config.subspace.width is None:
+    if config.neck.width is not None:
+        shape = (
+            f"It was trained with necks (`{config.neck.kind}`): between its segments {config.neck.width} numbers per "
+            f"token cross, of {config.dim}. So it is no plain model: `{huggingface_neck.MODELING}` in this folder runs "
+            "it, on transformers' own Llama, and has to be trusted. What crosses is not rounded there."
+        )
+    elif config.subspace.width is None:
         shape = "It was trained as an ordinary dense model."
     else:
         shape = (
@@ -60,8 +92,8 @@ Trained with thinpipe for {manifest.step:,} optimiser steps on {manifest.samples
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")
-tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")
+model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER"{_to_trust(config)})
+tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER"{_to_trust(config)})
 ```
 
 Settings of the run:

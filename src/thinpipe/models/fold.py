@@ -34,7 +34,10 @@ def fold(model: Model) -> Model:
     Dropout in training is not the same: GPT-2's first one acts on the coordinates alone before, on everything after.
     """
     if model.config.neck.width is not None:
-        raise UserError("a model with a neck is no plain model of its family, and cannot be exported as one")
+        raise UserError(
+            "a model with a neck does not fold into a plain one of its family, which this needs: use a run without "
+            "model.neck, or `thinpipe export`, which writes the code that such a model needs beside its weights"
+        )
     if not isinstance(model.space, Subspace):
         return model
     config = replace(model.config, boundaries=(), subspace=SubspaceConfig())

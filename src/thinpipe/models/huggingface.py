@@ -2,7 +2,7 @@
 
 A part reads only the tensors it needs, so a peer needs only the shards that hold its layers. Pickled weights (.bin)
 are never opened, and transformers is not imported. A subspace model has to be folded into a dense one first, which
-does not happen here.
+does not happen here; one with necks is saved by `huggingface_neck`.
 """
 
 import json
@@ -24,6 +24,7 @@ __all__ = ["load_config", "load_weights", "save"]
 
 WHOLE, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model*.bin"
 HEAD = "last.lm_head.weight"
+SHARD_BYTES = 5_000_000_000
 
 
 @dataclass(frozen=True)
@@ -152,15 +153,19 @@ def load_weights(part: Model | Segment, folder: str | Path) -> None:
 
 
 def save(
-    model: Model, folder: str | Path, max_shard_bytes: int = 5_000_000_000, end_of_text_id: int | None = None
+    model: Model, folder: str | Path, max_shard_bytes: int = SHARD_BYTES, end_of_text_id: int | None = None
 ) -> None:
     """Writes a dense model as a folder that `AutoModelForCausalLM.from_pretrained` loads.
 
     Weights beyond `max_shard_bytes` become several files and an index. Hugging Face knows no boundaries, so they are
     not kept; the tokenizer's files are yours to add, and `end_of_text_id` is the id at which generating stops.
     """
-    folder = Path(folder)
     names = _names_of_dense(model, "fold it into a dense model first")
+    write_folder(model, Path(folder), names, stored_config(model.config, end_of_text_id), max_shard_bytes)
+
+
+def write_folder(model: Model, folder: Path, names: Names, config: dict[str, Any], max_shard_bytes: int) -> None:
+    """Weights under these names, and the content of config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     if old := sorted(path.name for pattern in ("model*.safetensors", INDEX, PICKLED) for path in folder.glob(pattern)):
         # Whoever loads the folder might take the old weights: a whole file is preferred to an index.
@@ -169,7 +174,7 @@ def save(
     _write_tensors(parameters, names, folder, max_shard_bytes)
     dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
     # Written last: a folder that was cut short has no config.json and cannot be taken for a model.
-    _write_json(folder / "config.json", {**stored_config(model.config, end_of_text_id), "torch_dtype": dtype})
+    _write_json(folder / "config.json", {**config, "torch_dtype": dtype})
 
 
 def _write_tensors(parameters: dict[str, Tensor], names: Names, folder: Path, max_shard_bytes: int) -> None:
@@ -189,6 +194,8 @@ def _write_tensors(parameters: dict[str, Tensor], names: Names, folder: Path, ma
 def _names_of_dense(part: Model | Segment, remedy: str) -> Names:
     if part.config.subspace.width is not None:
         raise TypeError(f"Hugging Face folders hold dense models and this is a subspace model: {remedy}")
+    if part.config.neck.width is not None:
+        raise TypeError("Hugging Face folders hold dense models and this one has a neck: see huggingface_neck.save")
     if any(parameter.is_meta for parameter in part.parameters()):
         raise ValueError("the model has no memory yet: call materialise(...) first, with draw=False before loading")
     return NAMES[type(part.config)]

@@ -16,6 +16,9 @@ from thinpipe.models.config import GPT2Config, LlamaConfig, ModelConfig, RopeSca
 Stored = Mapping[str, Any]
 """The content of a config.json."""
 
+NECK_MODEL_TYPE = "thinpipe_neck"
+"""Of what `huggingface_neck` writes; it is not read back."""
+
 
 @dataclass(frozen=True)
 class Key:
@@ -54,6 +57,11 @@ def load_config(folder: str | Path) -> ModelConfig:
     path = Path(folder) / "config.json"
     stored = read_object(path)
     try:
+        if stored.get("model_type") == NECK_MODEL_TYPE:
+            raise UserError(
+                "this is an export of a model with a neck, which is not read back: to train on, set model.initial to "
+                "the folder of the run that it came from"
+            )
         family = FAMILIES.get(stored.get("model_type", ""))
         if family is None:
             raise UserError(f"model_type {stored.get('model_type')!r} is not supported, only {' and '.join(FAMILIES)}")

@@ -156,6 +156,8 @@ class Neck(nn.Module):
         written_BTD = stream.dense()
         if self.relative and base_BTD is not None:
             written_BTD = written_BTD - base_BTD.to(written_BTD.dtype)
-        with torch.autocast(written_BTD.device.type, enabled=isinstance(self.exit, Bottleneck)):
+        device = written_BTD.device.type
+        in_bf16 = isinstance(self.exit, Bottleneck) and torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=in_bf16):
             message: Tensor = self.exit.shorten(written_BTD)
         return message.contiguous()
