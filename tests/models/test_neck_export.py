@@ -18,10 +18,11 @@ from thinpipe.models.generate import generate
 
 transformers = pytest.importorskip("transformers")
 
-ALL = NeckConfig(width=8, anchor_rank=4, first_rank=4, ngram_rows=64, ngram_rank=4)
+ALL = NeckConfig(width=8, anchor_rank=4, anchor_reach=3, first_rank=4, ngram_rows=64, ngram_rank=4)
 NECKS = {
     "keel-bare": NeckConfig(width=8),
     "keel-tokens": NeckConfig(width=8, anchor_rank=4),
+    "keel-far": NeckConfig(width=8, anchor_rank=4, anchor_reach=4),
     "keel-pairs": NeckConfig(width=8, ngram_rows=64, ngram_rank=4),
     "keel-all": ALL,
     "learned-bare": NeckConfig(kind="learned", width=8),

@@ -69,6 +69,7 @@ def neck_config(config: ModelConfig, end_of_text_id: int | None = None) -> dict[
         "neck_hidden": (neck.hidden or 2 * neck.width) if neck.kind == "bottleneck" else 0,
         "first_rank": neck.first_rank,
         "anchor_rank": neck.anchor_rank,
+        "anchor_reach": neck.anchor_reach,
         "ngram_rows": neck.ngram_rows,
         "ngram_rank": neck.ngram_rank,
     }

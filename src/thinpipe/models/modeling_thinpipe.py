@@ -5,8 +5,10 @@ trust_remote_code=True)` runs it there. So it needs torch and transformers (4.56
 imports it. All but the boundaries is transformers' own Llama.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LlamaModel
@@ -35,41 +37,50 @@ class ThinpipeConfig(LlamaConfig):
     """Of the first segment's table of tokens. 0: a full table."""
     anchor_rank: int = 0
     """Of the tables of tokens from which the other segments start. 0: none."""
+    anchor_reach: int = 1
+    """Tokens whose rows make the vector of one: itself and those before it."""
     ngram_rows: int = 0
     """Of their tables of pairs of tokens. 0: none."""
     ngram_rank: int = 0
 
 
 class Table(nn.Module):
-    """A narrow row for each id, and one matrix that makes it wide."""
+    """A narrow row for each id, and one matrix that makes wide those of a token and of `reach` - 1 before it."""
 
-    def __init__(self, rows: int, rank: int, dim: int) -> None:
+    def __init__(self, rows: int, rank: int, dim: int, reach: int = 1) -> None:
         super().__init__()
+        self.reach = reach
         self.rows = nn.Embedding(rows, rank)
-        self.widen = nn.Linear(rank, dim, bias=False)
+        self.widen = nn.Linear(rank * reach, dim, bias=False)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        wide: Tensor = self.widen(self.rows(ids))
+    def forward(self, ids: Tensor, earlier: Sequence[Tensor] = ()) -> Tensor:
+        """`earlier`: the ids one before, two before and so on; a number behind the last row stands for none."""
+        rows, count = [self.rows(ids)], self.rows.num_embeddings
+        for before in earlier[: self.reach - 1]:
+            rows.append(self.rows(before.clamp(max=count - 1)) * (before < count).unsqueeze(-1))
+        wide: Tensor = self.widen(torch.cat(rows, dim=-1))
         return wide
 
 
 class Anchors(nn.Module):
-    """What a segment knows of a token by itself: a vector of its id, and one of the pair with the token before."""
+    """What a segment knows of a token by itself: a vector of its id and of those before, and one of the pair with the
+    token before."""
 
     def __init__(self, config: ThinpipeConfig) -> None:
         super().__init__()
         self.n_rows, dim = config.ngram_rows, config.hidden_size
-        self.tokens = Table(config.vocab_size, config.anchor_rank, dim) if config.anchor_rank else None
+        rank, reach = config.anchor_rank, config.anchor_reach
+        self.tokens = Table(config.vocab_size, rank, dim, reach) if rank else None
         self.pairs = Table(config.ngram_rows, config.ngram_rank, dim) if config.ngram_rows else None
 
-    def forward(self, ids: Tensor, before: Tensor | None) -> Tensor:
-        if self.pairs is None or before is None:
+    def forward(self, ids: Tensor, earlier: Sequence[Tensor]) -> Tensor:
+        if self.pairs is None:
             assert self.tokens is not None
-            of_tokens: Tensor = self.tokens(ids)
+            of_tokens: Tensor = self.tokens(ids, earlier)
             return of_tokens
-        mixed = (before * PAIR_FACTORS[0] + ids * PAIR_FACTORS[1]) % PAIR_PRIME
+        mixed = (earlier[0] * PAIR_FACTORS[0] + ids * PAIR_FACTORS[1]) % PAIR_PRIME
         of_pairs: Tensor = self.pairs(mixed % self.n_rows)
-        return of_pairs if self.tokens is None else self.tokens(ids) + of_pairs
+        return of_pairs if self.tokens is None else self.tokens(ids, earlier) + of_pairs
 
 
 class Channels(nn.Module):
@@ -161,10 +172,9 @@ class ThinpipeModel(LlamaModel):
                 raise ValueError("every segment of this model starts from token ids: give input_ids, not inputs_embeds")
             if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
                 past_key_values = DynamicCache(config=self.config)
-            ids, before = input_ids.long(), None
-            if self.config.ngram_rows:
-                before = self._before(ids, attention_mask, position_ids, past_key_values)
-            bases = [None, *(anchors(ids, before) for anchors in self.modules() if isinstance(anchors, Anchors))]
+            ids = input_ids.long()
+            earlier = self._earlier(ids, attention_mask, position_ids, past_key_values) if self.reach else []
+            bases = [None, *(anchors(ids, earlier) for anchors in self.modules() if isinstance(anchors, Anchors))]
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -176,20 +186,28 @@ class ThinpipeModel(LlamaModel):
             **kwargs,
         )
 
-    def _before(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None, cache: Cache | None) -> Tensor:
-        """The token before each of these; `vocab_size` stands for none: where a text begins, and after padding."""
+    @property
+    def reach(self) -> int:
+        """How many tokens before one say something of it."""
+        looks_back = self.config.anchor_reach - 1 if self.config.anchor_rank else 0
+        return max(looks_back, 1 if self.config.ngram_rows else 0)
+
+    def _earlier(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None, cache: Cache | None) -> list[Tensor]:
+        """The tokens one before, two before and so on; `vocab_size` stands for none: before a text, and padding."""
         none, count = self.config.vocab_size, ids.shape[1]
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.dim() != 2:
                 raise ValueError(
-                    "pairs of tokens do not reach over padding, which shows in an attention_mask of batch x tokens "
-                    "only: give such a one, and no static cache"
+                    "tokens before one are not looked for in padding, which shows in an attention_mask of batch x "
+                    "tokens only: give such a one, and no static cache"
                 )
             ids = ids.masked_fill(mask[:, -count:] == 0, none)
         if cache is not None:
             ids = self._remembered(ids, cache)
-        before = F.pad(ids, (1, 0), value=none)[:, -count - 1 : -1]
-        return before if positions is None else before.masked_fill(positions == 0, none)
+        earlier = [F.pad(ids, (by, 0), value=none)[:, -count - by : -by] for by in range(1, self.reach + 1)]
+        if positions is None:
+            return earlier
+        return [before.masked_fill(positions < by, none) for by, before in enumerate(earlier, 1)]
 
     def _remembered(self, ids: Tensor, cache: Cache) -> Tensor:
         """All ids so far. They are one more layer of the cache: beams and cuts do to them what they do to the keys."""
