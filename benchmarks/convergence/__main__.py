@@ -11,11 +11,10 @@ side. Stop it at any time and start it again: runs go on where they were, and fi
 results folder keeps one small file for each finished run; `report` draws from these alone.
 """
 
-import signal
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
+from benchmarks.convergence.command import study_options
 from benchmarks.convergence.execute import execute, is_done
 from benchmarks.convergence.runs import all_runs, at_the_edge, best_rates, core_hours, learning_rates
 
@@ -37,14 +36,8 @@ def print_list(output: Path) -> None:
 
 
 def main() -> int:
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("list", "run", "report", "clock"))
-    parser.add_argument("--data", type=Path, help="folder made by `thinpipe tokenize`")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/convergence"))
-    parser.add_argument("--work", type=Path, default=Path("runs/convergence"), help="for runs under way")
-    parser.add_argument("--only", nargs="*", help="questions")
-    parser.add_argument("--side-by-side", type=int, default=2)
-    options = parser.parse_args()
+    whats = ("list", "run", "report", "clock")
+    options = study_options(__doc__, "convergence", whats=whats, without_data=("list", "report"))
     if options.what == "list":
         print_list(options.output)
         return 0
@@ -53,14 +46,11 @@ def main() -> int:
 
         report(options.output)
         return 0
-    if options.data is None:
-        parser.error(f"{options.what} needs --data")
     if options.what == "clock":
         from benchmarks.convergence.clock import measure
 
         measure(options.data, options.output)
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     common = {"work": options.work, "output": options.output, "side_by_side": options.side_by_side}
     failed = execute(learning_rates(), options.data, **common)  # which the others need
     wanted = [study for study in all_runs(options.output) if not options.only or study.question in options.only]

@@ -11,13 +11,12 @@ Every run is `thinpipe train` in one process at one thread, two side by side. St
 runs go on where they were, and finished ones are not repeated. `report` needs the records of finished runs alone.
 """
 
-import signal
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 import torch
 
+from benchmarks.convergence.command import study_options
 from benchmarks.convergence.execute import execute, is_done, result_path
 from benchmarks.finetune.books import cut_books
 from benchmarks.finetune.record import has_pretrained, record, record_pretraining
@@ -67,14 +66,7 @@ def carry_out(data: Path, work: Path, output: Path, *, side_by_side: int, only: 
 
 
 def main() -> int:
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("list", "run", "report"))
-    parser.add_argument("--data", type=Path, help="folder made by `thinpipe tokenize`")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/finetune"))
-    parser.add_argument("--work", type=Path, default=Path("runs/finetune"), help="for runs under way")
-    parser.add_argument("--only", nargs="*", help="names of runs")
-    parser.add_argument("--side-by-side", type=int, default=2)
-    options = parser.parse_args()
+    options = study_options(__doc__, "finetune", whats=("list", "run", "report"), without_data=("list", "report"))
     try:
         if options.what == "list":
             print_list(options.output)
@@ -82,9 +74,6 @@ def main() -> int:
         if options.what == "report":
             report(options.output)
             return 0
-        if options.data is None:
-            parser.error("run needs --data")
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         whole = carry_out(
             options.data, options.work, options.output, side_by_side=options.side_by_side, only=options.only
         )

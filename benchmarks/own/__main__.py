@@ -7,11 +7,10 @@
 Runs are carried out, stopped and resumed as those of `benchmarks.convergence`.
 """
 
-import signal
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
+from benchmarks.convergence.command import study_options
 from benchmarks.convergence.execute import execute, is_done
 from benchmarks.convergence.study import trainable
 from benchmarks.own.runs import DENSE, all_runs
@@ -29,14 +28,7 @@ def print_list(output: Path) -> None:
 
 
 def main() -> int:
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("list", "run", "report"))
-    parser.add_argument("--data", type=Path, help="folder made by `thinpipe tokenize`")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/own"))
-    parser.add_argument("--work", type=Path, default=Path("runs/own"), help="for runs under way")
-    parser.add_argument("--only", nargs="*", help="questions")
-    parser.add_argument("--side-by-side", type=int, default=2)
-    options = parser.parse_args()
+    options = study_options(__doc__, "own", whats=("list", "run", "report"), without_data=("list", "report"))
     if options.what == "list":
         print_list(options.output)
         return 0
@@ -45,9 +37,6 @@ def main() -> int:
 
         report(options.output)
         return 0
-    if options.data is None:
-        parser.error("run needs --data")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     wanted = [study for study in all_runs() if not options.only or study.question in options.only]
     failed = execute(wanted, options.data, work=options.work, output=options.output, side_by_side=options.side_by_side)
     return 1 if failed else 0

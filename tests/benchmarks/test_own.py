@@ -1,0 +1,70 @@
+"""The study of the keel compares like with like, and counts what it sends."""
+
+import re
+import tomllib
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.convergence.execute import is_done, result_path, settings_of
+from benchmarks.convergence.study import trainable
+from benchmarks.own.report import report
+from benchmarks.own.runs import DENSE, SHORT, WIDE, all_runs, keel
+from tests.benchmarks.test_convergence import keep
+from thinpipe.core.config import differences
+
+
+def dense_like(study):
+    return replace(DENSE, shape=study.shape, tokens=study.tokens)
+
+
+def test_at_least_as_many_times_fewer_bytes_as_the_name_says():
+    named = [(study, re.search(r"\b(\d+)x", study.name)) for study in all_runs()]
+    assert sum(found is not None for _, found in named) > 20
+    for study, found in named:
+        if found:
+            ratio = dense_like(study).nbytes_per_token / study.nbytes_per_token
+            assert float(found[1]) * 0.95 <= ratio <= float(found[1]) * 1.1, study.name
+            assert ratio >= float(found[1]) or "keel" not in study.name, "of our own nothing is rounded"
+
+
+def test_all_train_as_many_numbers_as_dense():
+    for study in all_runs():
+        assert trainable(study.model) == pytest.approx(trainable(dense_like(study).model), rel=0.03), study.name
+
+
+def test_runs_differ_in_what_they_ask_and_in_nothing_else():
+    asked = ("model.", "boundary.", "optimizer.lr", "debug.seed")
+    for study in all_runs():
+        changed = differences(
+            tomllib.loads(settings_of(dense_like(study))), tomllib.loads(settings_of(replace(study, seed=0)))
+        )
+        assert [name for name in changed if not f"{name}.".startswith(asked) and name not in asked] == [], study.name
+
+
+def test_a_record_that_knows_fewer_settings_is_still_one_of_its_run(tmp_path):
+    """Settings that came later have their defaults in it."""
+    keep(tmp_path, DENSE, [5.0])
+    path = result_path(DENSE, tmp_path)
+    text = path.read_text()
+    path.write_text(re.sub(r"anchor_reach = 1\\n", "", text))
+    assert "anchor_reach" in text
+    assert "anchor_reach" not in path.read_text()
+    assert is_done(DENSE, tmp_path)
+    assert not is_done(replace(DENSE, boundary=keel(16).boundary), tmp_path)
+
+
+def test_each_width_is_compared_with_its_own_dense_run(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    runs = {study.name: study for study in all_runs() if study.seed == 0}
+    keep(tmp_path, DENSE, [5.0, 4.0])
+    keep(tmp_path, keel(32), [5.0, 4.04])
+    keep(tmp_path, runs["dense, d = 512"], [3.0, 2.0])
+    keep(tmp_path, runs["keel 64x, d = 512"], [3.0, 2.01])
+    report(tmp_path)
+    text = capsys.readouterr().out
+    assert re.search(r"\| keel 32x \|.*\| 32.0x \|.*\| \+1.00 \|", text)
+    assert re.search(r"\| keel 64x, d = 512 \|.*\| 64.0x \|.*\| \+0.50 \|", text)
+    assert runs["keel 64x, d = 512"].shape == WIDE
+    assert runs["keel 64x, d = 512"].tokens == SHORT
+    assert (tmp_path / "over_tokens.png").stat().st_size > 10_000
