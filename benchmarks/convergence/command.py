@@ -6,14 +6,16 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
 
-def study_options(text: str | None, name: str, *, whats: tuple[str, ...], without_data: tuple[str, ...]) -> Namespace:
+def study_options(
+    text: str | None, name: str, *, whats: tuple[str, ...], without_data: tuple[str, ...], only: str = "questions"
+) -> Namespace:
     """`whats`: what there is to choose from; those in `without_data` need no tokens. SIGTERM becomes an exit."""
     parser = ArgumentParser(description=text, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=whats)
     parser.add_argument("--data", type=Path, help="folder made by `thinpipe tokenize`")
     parser.add_argument("--output", type=Path, default=Path(f"benchmarks/results/{name}"))
     parser.add_argument("--work", type=Path, default=Path(f"runs/{name}"), help="for runs under way")
-    parser.add_argument("--only", nargs="*", help="questions, or names of runs")
+    parser.add_argument("--only", nargs="*", help=only)
     parser.add_argument("--side-by-side", type=int, default=2)
     options = parser.parse_args()
     if options.data is None and options.what not in without_data:

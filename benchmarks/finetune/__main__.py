@@ -66,7 +66,9 @@ def carry_out(data: Path, work: Path, output: Path, *, side_by_side: int, only: 
 
 
 def main() -> int:
-    options = study_options(__doc__, "finetune", whats=("list", "run", "report"), without_data=("list", "report"))
+    options = study_options(
+        __doc__, "finetune", whats=("list", "run", "report"), without_data=("list", "report"), only="names of runs"
+    )
     try:
         if options.what == "list":
             print_list(options.output)

@@ -8,6 +8,7 @@ Runs are carried out, stopped and resumed as those of `benchmarks.convergence`.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.convergence.command import study_options
@@ -22,8 +23,8 @@ def print_list(output: Path) -> None:
     for study in all_runs():
         print(
             f"| {study.priority} | {study.name} | {study.seed} | {study.nbytes_per_token:.1f} | "
-            f"{DENSE.nbytes_per_token / study.nbytes_per_token:.1f} | {trainable(study.model):,} | "
-            f"{study.tokens / 1e6:.2f} | {'done' if is_done(study, output) else 'open'} |"
+            f"{replace(DENSE, shape=study.shape).nbytes_per_token / study.nbytes_per_token:.1f} | "
+            f"{trainable(study.model):,} | {study.tokens / 1e6:.2f} | {'done' if is_done(study, output) else 'open'} |"
         )
 
 

@@ -7,7 +7,7 @@ import torch
 
 from thinpipe.core.errors import UserError
 from thinpipe.models import PRESETS, build, materialise
-from thinpipe.models.config import NeckConfig, SubspaceConfig
+from thinpipe.models.config import Execution, NeckConfig, SubspaceConfig
 from thinpipe.models.memory import Memory
 from thinpipe.subspace import RowwiseAdamW, Writer
 from thinpipe.subspace.stiefel import is_orthonormal
@@ -96,6 +96,28 @@ def test_without_autocast_nothing_is_computed_in_bfloat16(neck):
         torch.testing.assert_close(model(ids).double(), exact(ids), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("neck", NECKS.values(), ids=NECKS)
+def test_messages_and_gradients_have_the_dtype_of_the_weights(neck, dtype):
+    model = materialise(build(model_of(neck).config), seed=3, dtype=dtype)
+    state = model.segments[0](some_ids())
+    assert state.dtype == dtype
+    model(some_ids()).float().mean().backward()
+    assert all(p.grad is not None and p.grad.dtype == dtype for p in model.parameters())
+
+
+@pytest.mark.parametrize("neck", NECKS.values(), ids=NECKS)
+def test_computing_blocks_again_changes_no_gradient(neck):
+    model, ids = model_of(neck), some_ids()
+    gradients = []
+    for again in (False, True):
+        model.execute(Execution(checkpoint_activations=again))
+        model.zero_grad()
+        model(ids).square().mean().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(left, right) for left, right in zip(*gradients, strict=True))
+
+
 def test_projectors_begin_alike_learn_and_stay_orthonormal():
     model, ids = model_of(NECKS["learned"]), some_ids()
     columns = {name: p for name, p in model.named_parameters() if is_orthonormal(p)}
@@ -126,6 +148,10 @@ def test_projectors_begin_alike_learn_and_stay_orthonormal():
         ({"neck": NeckConfig(width=8), "boundaries": ()}, "there is none"),
         ({"neck": NeckConfig(width=8), "subspace": SubspaceConfig(width=4)}, "set one of them"),
         ({"neck": NeckConfig(width=8, hidden=4)}, "bottleneck"),
+        ({"neck": NeckConfig(width=8, anchor_reach=2)}, "set neck.anchor_rank"),
+        ({"neck": NeckConfig(width=8, anchor_rank=4, anchor_reach=17)}, "between 1 and 16"),
+        ({"neck": NeckConfig(width=8, first_rank=33)}, "between 0 and 32"),
+        ({"neck": NeckConfig(width=8, ngram_rank=4)}, "set neck.ngram_rows"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes, words):

@@ -78,7 +78,7 @@ CASES = [
     ),
     compressed("aqsgd", "none", replace(QUANTISE, bits=2, memory="aqsgd"), QUANTISE),
     Case("keel", BoundarySection(), neck=KEEL),
-    Case("keel-int8-int4", BoundarySection(forward="int8", backward="int4"), neck=NeckConfig(width=8)),
+    Case("keel-int4", BoundarySection(forward="int4", backward="int4"), neck=KEEL),
     Case("learned", BoundarySection(), neck=NeckConfig(kind="learned", width=6, anchor_rank=4)),
     Case("bottleneck", BoundarySection(forward="bf16", backward="bf16"), neck=NeckConfig(kind="bottleneck", width=6)),
 ]

@@ -19,9 +19,9 @@ from thinpipe.train.costs import boundary_traffic, segment_needs, shared_nbytes
 FAMILIES = ("llama-tiny", "gpt2-tiny")
 
 
-def case(preset, *, dim=256, layers=4, batch=4, micro=2, seq=256, subspace=None, boundaries=(), **execution):
+def case(preset, *, dim=256, layers=4, batch=4, micro=2, seq=256, subspace=None, neck=None, boundaries=(), **execution):
     model = {"preset": preset, "dim": dim, "n_layers": layers, "n_heads": dim // 64, "max_seq_len": 1024}
-    model |= {"subspace": subspace or {}, "boundaries": list(boundaries)}
+    model |= {"subspace": subspace or {}, "neck": neck or {}, "boundaries": list(boundaries)}
     if preset.startswith("llama"):
         model |= {"n_kv_heads": dim // 128, "hidden_dim": 8 * dim // 3 // 32 * 32}
     return {
@@ -38,6 +38,12 @@ SIZES = {
     "one micro-batch": {"dim": 384, "batch": 2, "micro": 2, "seq": 256},
 }
 CONFINED = {"width": 32, "free_last": False}
+KEEL = {"width": 32, "anchor_rank": 64, "anchor_reach": 4, "first_rank": 64}
+NECKS = {
+    "keel": KEEL,
+    "learned": {"kind": "learned", "width": 32, "anchor_rank": 64},
+    "bottleneck": {"kind": "bottleneck", "width": 32},
+}
 CASES = {
     **{
         (preset, "dense" if subspace is None else "subspace", size): case(preset, subspace=subspace, **fields)
@@ -47,6 +53,7 @@ CASES = {
     },
     ("llama-tiny", "bfloat16"): case("llama-tiny", dim=384, batch=2, micro=1, autocast_bf16=True),
     ("gpt2-tiny", "checkpointed"): case("gpt2-tiny", layers=6, batch=2, micro=1, seq=512, checkpoint_activations=True),
+    ("llama-tiny", "keel"): case("llama-tiny", batch=2, micro=1, seq=512, neck=KEEL, boundaries=(1, 3)),
     ("llama-tiny", "cut"): case("llama-tiny", batch=2, micro=1, seq=512, subspace={"width": 32}, boundaries=(1, 3)),
 }
 
@@ -71,8 +78,24 @@ def test_memory_is_that_of_a_real_step():
 @pytest.mark.parametrize("subspace", [None, CONFINED, {"width": 64}], ids=["dense", "confined", "free_last"])
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_operations_are_those_that_torch_counts(preset, subspace, checkpointed):
+    check_operations(preset, subspace=subspace, checkpointed=checkpointed)
+
+
+@pytest.mark.parametrize("neck", NECKS.values(), ids=NECKS)
+def test_operations_of_necks_are_counted_too(neck):
+    check_operations("llama-tiny", neck=neck)
+
+
+def check_operations(preset, *, subspace=None, checkpointed=False, **fields):
     sections = case(
-        preset, batch=2, micro=2, seq=256, subspace=subspace, boundaries=(1, 3), checkpoint_activations=checkpointed
+        preset,
+        batch=2,
+        micro=2,
+        seq=256,
+        subspace=subspace,
+        boundaries=(1, 3),
+        checkpoint_activations=checkpointed,
+        **fields,
     )
     config = run_config(sections)
     model = materialise(build(config.model.resolve(512)), seed=0)

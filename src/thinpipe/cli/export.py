@@ -25,7 +25,7 @@ def run(config: ExportConfig) -> int:
     tokenizer_folder = run_folder_of(checkpoint) / "tokenizer"
     tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder.is_dir() else None
     end_of_text_id = tokenizer.vocabulary.end_of_text_id if tokenizer else None
-    has_neck = model.config.neck.width is not None
+    has_neck = model.config.has_neck
     exported = model if has_neck else fold(model)
     (huggingface_neck if has_neck else huggingface).save(exported, config.output, end_of_text_id=end_of_text_id)
     if tokenizer is not None:
@@ -52,14 +52,14 @@ def rounds_messages(checkpoint: Checkpoint) -> bool:
 
 
 def _to_trust(config: ModelConfig) -> str:
-    return "" if config.neck.width is None else ", trust_remote_code=True"
+    return ", trust_remote_code=True" if config.has_neck else ""
 
 
 def model_card(checkpoint: Checkpoint, model: Model) -> str:
     """How the model came to be, for whoever finds the folder."""
     manifest, config = checkpoint.manifest, model.config
     trainable = sum(parameter.numel() for parameter in model.parameters())
-    if config.neck.width is not None:
+    if config.has_neck:
         shape = (
             f"It was trained with necks (`{config.neck.kind}`): between its segments {config.neck.width} numbers per "
             f"token cross, of {config.dim}. So it is no plain model: `{huggingface_neck.MODELING}` in this folder runs "

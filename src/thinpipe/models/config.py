@@ -113,17 +113,24 @@ class ModelConfig:
             raise UserError("blocks are confined (subspace.width) or free with a neck (neck.width): set one of them")
         if not self.boundaries:
             raise UserError("neck.width is of boundaries, and there is none: set boundaries")
-        for name, least in (
-            ("anchor_rank", 0),
-            ("anchor_reach", 1),
-            ("first_rank", 0),
-            ("ngram_rows", 0),
-            ("ngram_rank", 1),
-        ):
-            if getattr(neck, name) < least:
-                raise UserError(f"neck.{name} must be at least {least}, not {getattr(neck, name)}")
+        most = {"anchor_rank": (0, self.dim), "first_rank": (0, self.dim), "anchor_reach": (1, self.max_seq_len)}
+        for name, (low, high) in (most | {"ngram_rows": (0, 1 << 31), "ngram_rank": (1, self.dim)}).items():
+            if not low <= getattr(neck, name) <= high:
+                raise UserError(f"neck.{name} must lie between {low} and {high}, not at {getattr(neck, name)}")
+        if neck.anchor_reach > 1 and not neck.anchor_rank:
+            raise UserError(
+                "neck.anchor_reach is of anchors, and there are none: set neck.anchor_rank, or leave it out"
+            )
+        if neck.ngram_rank != NeckConfig.ngram_rank and not neck.ngram_rows:
+            raise UserError("neck.ngram_rank is of pairs, and there are none: set neck.ngram_rows, or leave it out")
+        if neck.first_rank and self.has_position_table:
+            raise UserError(f"neck.first_rank would cut down the positions of {self.family}, too: leave it out")
         if neck.hidden is not None and (neck.kind != "bottleneck" or neck.hidden < 1):
             raise UserError('neck.hidden is for kind = "bottleneck", and at least 1')
+
+    @property
+    def has_neck(self) -> bool:
+        return self.neck.width is not None
 
     @property
     def state_width(self) -> int:

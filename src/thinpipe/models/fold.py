@@ -33,7 +33,7 @@ def fold(model: Model) -> Model:
 
     Dropout in training is not the same: GPT-2's first one acts on the coordinates alone before, on everything after.
     """
-    if model.config.neck.width is not None:
+    if model.config.has_neck:
         raise UserError(
             "a model with a neck does not fold into a plain one of its family, which this needs: use a run without "
             "model.neck, or `thinpipe export`, which writes the code that such a model needs beside its weights"

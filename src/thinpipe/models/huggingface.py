@@ -194,7 +194,7 @@ def _write_tensors(parameters: dict[str, Tensor], names: Names, folder: Path, ma
 def _names_of_dense(part: Model | Segment, remedy: str) -> Names:
     if part.config.subspace.width is not None:
         raise TypeError(f"Hugging Face folders hold dense models and this is a subspace model: {remedy}")
-    if part.config.neck.width is not None:
+    if part.config.has_neck:
         raise TypeError("Hugging Face folders hold dense models and this one has a neck: see huggingface_neck.save")
     if any(parameter.is_meta for parameter in part.parameters()):
         raise ValueError("the model has no memory yet: call materialise(...) first, with draw=False before loading")

@@ -25,7 +25,7 @@ def save(
     What crosses a boundary crosses whole there, as in a `Model`: rounding of messages is a matter of a run.
     """
     folder, config = Path(folder), model.config
-    if config.neck.width is None:
+    if not config.has_neck:
         raise TypeError("this model has no neck: it can be saved as a plain one")
     if not isinstance(config, LlamaConfig):
         raise UserError(

@@ -123,7 +123,7 @@ class Model(nn.Module):
         first, blocks, last = FAMILIES[type(config)](config, self.space, spaces)
         # Registered in layer order, which is the order of parameters() and so of every sum over them.
         self.first, self.blocks, self.last = first, nn.ModuleList(blocks), last
-        has_necks = config.neck.width is not None
+        has_necks = config.has_neck
         self.necks = nn.ModuleList([Neck(config, index) for index in range(len(config.segments))] if has_necks else [])
         self.segments = tuple(
             Segment(

@@ -108,11 +108,12 @@ class Bottleneck(Channels):
 
     def _beside(self, values: Tensor) -> Tensor:
         made: Tensor = self.outer(F.silu(self.inner(values)))
-        return made.float()
+        return made.to(values.dtype)
 
 
-Passage = Channels | Projector
-KINDS: dict[str, Callable[[ModelConfig, bool], Passage]] = {
+Gate = Channels | Projector
+"""The exit of a segment or the entry of the next."""
+KINDS: dict[str, Callable[[ModelConfig, bool], Gate]] = {
     "keel": lambda config, _shortens: Channels(config),
     "learned": lambda config, _shortens: Projector(config),
     "bottleneck": lambda config, shortens: Bottleneck(config, shortens=shortens),
@@ -133,8 +134,8 @@ class Neck(nn.Module):
         self.exit = None if is_last else make(config, True)
 
     anchors: Anchors | None
-    entry: Passage | None
-    exit: Passage | None
+    entry: Gate | None
+    exit: Gate | None
 
     @property
     def reach(self) -> int:

@@ -33,9 +33,14 @@ def step_orthonormal(parameter: Tensor, state: dict[str, Any], group: dict[str, 
     beta1, beta2 = group["betas"]
     state["step"] = state["step"].cpu() + 1
     step = int(state["step"])
-    inner_KK = parameter.T @ gradient
-    tangent_DK = gradient - parameter @ (inner_KK + inner_KK.T) / 2
+    tangent_DK = _tangent(parameter, gradient)
     state["exp_avg"].lerp_(tangent_DK, 1 - beta1)
     state["exp_avg_sq"].lerp_(tangent_DK.square().mean().view(1, 1), 1 - beta2)
     size = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
-    parameter.copy_(orthonormalise(parameter - group["lr"] / (1 - beta1**step) * state["exp_avg"] / size))
+    along_DK = _tangent(parameter, state["exp_avg"])  # it was averaged at other points, too
+    parameter.copy_(orthonormalise(parameter - group["lr"] / (1 - beta1**step) * along_DK / size))
+
+
+def _tangent(parameter: Tensor, matrix_DK: Tensor) -> Tensor:
+    inner_KK = parameter.T @ matrix_DK
+    return matrix_DK - parameter @ (inner_KK + inner_KK.T) / 2

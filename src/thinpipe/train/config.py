@@ -70,7 +70,7 @@ class ModelSection:
         known = {field.name for field in dataclasses.fields(preset)}
         for change in dataclasses.fields(self):
             value = getattr(self, change.name)
-            if value is None or change.name in ("preset", "initial", "subspace"):
+            if value is None or change.name in ("preset", "initial", "subspace", "neck"):
                 continue
             if change.name not in known:
                 raise UserError(f"model.{change.name} does not belong to {self.preset}: leave it out")

@@ -75,9 +75,8 @@ def _flops_per_token(segment: Segment, config: RunConfig) -> float:
     again = 4 / 3 if config.execution.checkpoint_activations else 1.0
     attention = 12 * config.training.seq_len * model.n_heads * model.head_dim * len(segment.blocks)
     total = again * (6 * _matrix_numbers(segment.blocks) + attention)
-    if segment.last is not None:
-        total += 6 * _matrix_numbers(segment.last)
-    total += 6 * _matrix_numbers(segment.necks)
+    ends = [part for part in (segment.first, segment.last, segment.necks) if part is not None]
+    total += 6 * sum(map(_matrix_numbers, ends))
     if model.subspace.width is not None:
         total += 4 * model.dim * model.subspace.width * _products_with_basis(segment, config)
     return total
