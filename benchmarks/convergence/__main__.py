@@ -49,7 +49,7 @@ def main() -> int:
     if options.what == "clock":
         from benchmarks.convergence.clock import measure
 
-        measure(options.data, options.output)
+        measure(options.data, options.output, all_runs(options.output))
         return 0
     common = {"work": options.work, "output": options.output, "side_by_side": options.side_by_side}
     failed = execute(learning_rates(), options.data, **common)  # which the others need

@@ -3,7 +3,8 @@
     python -m benchmarks.convergence clock --data TOKENS
 
 Four processes, 1F1B, every one behind an emulated line, timed for a few steps of the run that the study trained in one
-process: with the same micro-batches the losses are the same, bit for bit, so only the time has to be measured.
+process: with the same micro-batches the losses are the same, bit for bit, so only the time has to be measured (a study
+in larger ones is timed in these: its losses differ by roundings alone).
 """
 
 import os
@@ -22,8 +23,7 @@ import msgspec
 
 from benchmarks.convergence.execute import settings_of
 from benchmarks.convergence.results import Result, read_results
-from benchmarks.convergence.runs import all_runs
-from benchmarks.convergence.study import TOKENS_PER_STEP, Study
+from benchmarks.convergence.study import MICROBATCH, TOKENS_PER_STEP, Study
 from thinpipe.bench.provenance import versions
 from thinpipe.core.config import dump_toml
 from thinpipe.core.files import write_atomically
@@ -32,7 +32,8 @@ from thinpipe.report.summary import summarise
 from thinpipe.train.config import RunConfig, SchedulerSection, ValidationSection
 from thinpipe.transport.settings import LinkSection
 
-RATES: tuple[int | None, ...] = (None, 10, 20, 50, 80, 200)
+Rates = Sequence[int | None]
+RATES: Rates = (None, 10, 20, 50, 80, 200)
 """Mbps of every process's line, up and down, with 40 ms there and back; None: no line at all."""
 STEPS, WARM_UP = 7, 2
 PAPER_RATE = 80
@@ -67,7 +68,11 @@ def timed_config(study: Study, data: Path, folder: Path, mbps: int | None) -> Ru
         config,
         training=replace(config.training, steps=STEPS),
         lr_scheduler=SchedulerSection(warmup_steps=1),
-        parallelism=replace(config.parallelism, pipeline_parallel_degree=len(study.cuts) + 1),
+        parallelism=replace(
+            config.parallelism,
+            pipeline_parallel_degree=len(study.cuts) + 1,
+            pipeline_parallel_microbatch_size=min(study.microbatch, MICROBATCH),
+        ),
         link=line,
         validation=ValidationSection(freq=0),
     )
@@ -86,27 +91,27 @@ def step_seconds(study: Study, data: Path, mbps: int | None) -> float:
         return median(step.seconds for step in summarise(Path(place) / "run").steps[WARM_UP:])
 
 
-def raced(output: Path) -> list[Study]:
-    """One study for every name that has results with the most tokens."""
+def raced(output: Path, runs: Sequence[Study]) -> list[Study]:
+    """One of these for every name that has results with the most tokens."""
     results = read_results(output)
     longest = max(result.tokens for result in results)
     done = {result.name for result in results if result.tokens == longest and not result.diverged}
-    return list({study.name: study for study in all_runs(output) if study.name in done}.values())
+    return list({study.name: study for study in runs if study.name in done}.values())
 
 
-def measure(data: Path, output: Path) -> None:
+def measure(data: Path, output: Path, runs: Sequence[Study], rates: Rates = RATES) -> None:
     """Adds what is missing to OUTPUT/step_seconds.json, then reports."""
-    times, studies = read_times(output), raced(output)
+    times, studies = read_times(output), raced(output, runs)
     for study in studies:
         known = times.runs.get(study.name)
         if known is None or known.settings != settings_of(study):
             times.runs[study.name] = Timed(settings=settings_of(study))
-    todo = [(study, mbps) for study in studies for mbps in RATES if key(mbps) not in times.runs[study.name].seconds]
+    todo = [(study, mbps) for study in studies for mbps in rates if key(mbps) not in times.runs[study.name].seconds]
     for number, (study, mbps) in enumerate(todo, 1):
         seconds = times.runs[study.name].seconds[key(mbps)] = step_seconds(study, data, mbps)
         write_atomically(output / "step_seconds.json", msgspec.json.format(msgspec.json.encode(times)) + b"\n")
         print(f"[{number}/{len(todo)}] {study.name} at {key(mbps)} Mbps: {seconds:.3f} s a step", flush=True)
-    print(report_clock(output))
+    print(report_clock(output, rates))
 
 
 def key(mbps: int | None) -> str:
@@ -133,7 +138,7 @@ def curve_of(result: Result) -> Curve:
     return [(int(point["tokens"]), point["loss"]) for point in result.validations]
 
 
-def report_clock(output: Path) -> str:
+def report_clock(output: Path, rates: Rates = RATES) -> str:
     times = read_times(output).runs
     results = [result for result in read_results(output) if not result.diverged and result.name in times]
     longest = max(result.tokens for result in results)
@@ -150,8 +155,8 @@ def report_clock(output: Path) -> str:
         "back; losses of the study, seconds of timed steps. Of runs of several lengths the first to arrive counts. "
         "Still, the better a method, the earlier in its schedule it is read off, which is to its disadvantage.",
         "",
-        "| run | seeds | " + " | ".join(f"{key(mbps)} Mbps" for mbps in RATES) + " |",
-        "|---|---:|" + "---:|" * len(RATES),
+        "| run | seeds | " + " | ".join(f"{key(mbps)} Mbps" for mbps in rates) + " |",
+        "|---|---:|" + "---:|" * len(rates),
     ]
     minutes: dict[str, dict[str, float]] = {}
     for name in finals:
@@ -166,18 +171,18 @@ def report_clock(output: Path) -> str:
         tokens = (min(arrived) + max(arrived)) / 2
         steps = tokens / TOKENS_PER_STEP
         minutes[name] = {rate: steps * seconds / 60 for rate, seconds in times[name].seconds.items()}
-        cells = (f"{minutes[name][key(mbps)]:,.1f}" for mbps in RATES)
+        cells = (f"{minutes[name][key(mbps)]:,.1f}" for mbps in rates)
         lines.append(f"| {name} | {len(arrived)} of {len(found)} | " + " | ".join(cells) + " |")
-    lines += ["", *crossings(minutes), "", "![loss over the clock](clock.png)", ""]
+    lines += ["", *crossings(minutes, rates), "", "![loss over the clock](clock.png)", ""]
     (output / "clock.md").write_text("\n".join(lines))
     first = {name: curve_of(min(same, key=lambda result: (result.seed, result.loss))) for name, same in finals.items()}
-    draw(first, {name: times[name].seconds for name in finals}, minutes, target, output / "clock.png")
+    draw(first, {name: times[name].seconds for name in finals}, minutes, target, output / "clock.png", rates)
     return "\n".join(lines)
 
 
-def crossings(minutes: Mapping[str, Mapping[str, float]]) -> list[str]:
+def crossings(minutes: Mapping[str, Mapping[str, float]], all_rates: Rates) -> list[str]:
     """Between which measured rates dense overtakes each of the others."""
-    rates = [key(mbps) for mbps in RATES if mbps]
+    rates = [key(mbps) for mbps in all_rates if mbps]
     lines = []
     for name, mine in minutes.items():
         if name == "dense":
@@ -199,6 +204,7 @@ def draw(
     minutes: Mapping[str, Mapping[str, float]],
     target: float,
     path: Path,
+    all_rates: Rates,
 ) -> None:
     plt = pyplot()
     figure, (over_time, to_loss) = plt.subplots(1, 2, figsize=(12, 4.4), layout="constrained")
@@ -214,7 +220,7 @@ def draw(
     over_time.set(
         xlabel="minutes", ylabel="validation loss, nats per token", title=f"Loss over time, {PAPER_RATE} Mbps"
     )
-    rates = [mbps for mbps in RATES if mbps]
+    rates = [mbps for mbps in all_rates if mbps]
     for name, mine in minutes.items():
         to_loss.plot(rates, [mine[key(mbps)] for mbps in rates], "o-", color=colours[name], label=name)
     to_loss.set_xscale("log")

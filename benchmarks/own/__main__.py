@@ -3,6 +3,7 @@
     python -m benchmarks.own list
     python -m benchmarks.own run --data TOKENS
     python -m benchmarks.own report
+    python -m benchmarks.own clock --data TOKENS
 
 Runs are carried out, stopped and resumed as those of `benchmarks.convergence`.
 """
@@ -14,7 +15,7 @@ from pathlib import Path
 from benchmarks.convergence.command import study_options
 from benchmarks.convergence.execute import execute, is_done
 from benchmarks.convergence.study import trainable
-from benchmarks.own.runs import DENSE, all_runs
+from benchmarks.own.runs import DENSE, RATES, all_runs, result
 
 
 def print_list(output: Path) -> None:
@@ -29,7 +30,7 @@ def print_list(output: Path) -> None:
 
 
 def main() -> int:
-    options = study_options(__doc__, "own", whats=("list", "run", "report"), without_data=("list", "report"))
+    options = study_options(__doc__, "own", whats=("list", "run", "report", "clock"), without_data=("list", "report"))
     if options.what == "list":
         print_list(options.output)
         return 0
@@ -37,6 +38,11 @@ def main() -> int:
         from benchmarks.own.report import report
 
         report(options.output)
+        return 0
+    if options.what == "clock":
+        from benchmarks.convergence.clock import measure
+
+        measure(options.data, options.output, [study for study in result() if "reach" not in study.name], RATES)
         return 0
     wanted = [study for study in all_runs() if not options.only or study.question in options.only]
     failed = execute(wanted, options.data, work=options.work, output=options.output, side_by_side=options.side_by_side)

@@ -18,6 +18,8 @@ WIDTH = {16: 58, 32: 26}
 """By how many times fewer bytes than dense bf16, in int4 both ways, ids and scales counted."""
 RANK = {16: 14, 32: 7}
 """Of messages of whole batches, a little more than their bytes allow."""
+RATES = (None, 1, 2, 5, 20, 80)
+"""Mbps at which steps are timed: at the lowest a dense pipeline does little but send."""
 TOPK_RATES = {16: 3e-3, 32: 1.5e-3}
 """The best of those that `benchmarks.convergence` has tried."""
 WIDE = replace(SHAPE, dim=512, n_heads=16, n_kv_heads=8, hidden_dim=1408)
