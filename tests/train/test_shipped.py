@@ -1,11 +1,11 @@
 """Every run that comes with thinpipe can be read, and its model can be built and placed."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from benchmarks.convergence.runs import LONG, ROW
+from benchmarks.own.runs import keel
 from thinpipe.core.config import load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.models import build
@@ -32,13 +32,13 @@ def test_the_papers_run_has_the_papers_size() -> None:
 
 
 def test_the_default_run_is_the_one_that_the_study_measured() -> None:
-    """But for its processes, which do not change a bit of it, and for what is only kept or shown."""
+    """But for its processes, which do not change a bit of it, for compiling, and for what is only kept or shown."""
     here = load_toml(settings_file("preset:default"), RunConfig)
-    measured = replace(ROW, tokens=LONG).config(Path("tokens"), Path("runs/default"))
+    measured = keel(32).config(Path("tokens"), Path("runs/default"))
     changed = {
         section.name for section in fields(here) if getattr(here, section.name) != getattr(measured, section.name)
     }
-    assert changed <= {"parallelism", "checkpoint", "validation", "metrics"}
+    assert changed <= {"parallelism", "execution", "checkpoint", "validation", "metrics"}
 
 
 def test_a_file_is_taken_as_it_is_and_an_unknown_name_refused() -> None:
