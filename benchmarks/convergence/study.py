@@ -64,6 +64,8 @@ class Study:
     shape: ModelSection = SHAPE
     """Beside what is above."""
     microbatch: int = MICROBATCH
+    schedule: SchedulerSection | None = None
+    """None: a twentieth of the steps to warm up, then a cosine."""
     compiled: bool = False
     """Blocks go through torch.compile: other roundings, less time."""
 
@@ -92,7 +94,7 @@ class Study:
             training=TrainingSection(steps=self.steps, global_batch_size=BATCH, seq_len=TOKENS),
             parallelism=ParallelismSection(pipeline_parallel_microbatch_size=self.microbatch),
             optimizer=OptimizerSection(lr=self.lr, second_moment=self.second_moment),  # type: ignore[arg-type]
-            lr_scheduler=SchedulerSection(warmup_steps=max(1, self.steps // 20)),
+            lr_scheduler=self.schedule or SchedulerSection(warmup_steps=max(1, self.steps // 20)),
             basis=self.basis,
             boundary=self.boundary,
             execution=Execution(autocast_bf16=True, compile=self.compiled),

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from benchmarks.convergence.runs import TOPK, lowrank
-from benchmarks.convergence.study import SHAPE, Study
+from benchmarks.convergence.study import SHAPE, TOKENS_PER_STEP, Study
 from thinpipe.boundary.settings import BoundarySection
 from thinpipe.models.config import NeckConfig
+from thinpipe.train.config import SchedulerSection
 
 LONG, SHORT, SEEDS, DIM = 4_194_304, 1_048_576, (0, 1, 2), 256
 INT8 = BoundarySection(forward="int8", backward="int8")
@@ -111,7 +112,16 @@ def boundaries() -> Iterator[Study]:
         yield replace(short(study, f"keel 32x, {name}", 55), question="boundaries")
 
 
+def steps_to_loss() -> Iterator[Study]:
+    """How many more tokens reach dense's loss? All are one and the same run until their rate begins to fall."""
+    for ratio, study in ((1.0, DENSE), *((ratio, keel(32)) for ratio in (1.0, 1.1, 1.25, 1.5, 2.0))):
+        steps = round(ratio * LONG / TOKENS_PER_STEP)
+        decay = SchedulerSection(warmup_steps=100, decay_type="wsd", decay_ratio=0.2)
+        longer = replace(study, tokens=steps * TOKENS_PER_STEP, schedule=decay, question="steps to loss", priority=60)
+        yield replace(longer, name=f"{study.name}, WSD, {ratio:g} times the tokens")
+
+
 def all_runs() -> list[Study]:
-    runs = [*result(), *wide(), *methods(), *pieces(), *boundaries()]
+    runs = [*result(), *wide(), *methods(), *pieces(), *boundaries(), *steps_to_loss()]
     assert len({study.key for study in runs}) == len(runs), "two runs have one name"
     return sorted(runs, key=lambda study: study.priority)

@@ -30,17 +30,19 @@ def test_at_least_as_many_times_fewer_bytes_as_the_name_says():
 
 def test_all_train_as_many_numbers_as_dense():
     for study in all_runs():
-        near = 0.03 if study.tokens == LONG else 1e-3
+        near = 0.03 if study.tokens >= LONG else 1e-3
         assert trainable(study.model) == pytest.approx(trainable(dense_like(study).model), rel=near), study.name
 
 
 def test_runs_differ_in_what_they_ask_and_in_nothing_else():
     asked = ("model.", "boundary.", "optimizer.lr", "debug.seed")
+    of_schedules = ("lr_scheduler.warmup_steps", "lr_scheduler.decay_type", "lr_scheduler.decay_ratio")
     for study in all_runs():
+        allowed = (*asked, *of_schedules) if study.question == "steps to loss" else asked
         changed = differences(
             tomllib.loads(settings_of(dense_like(study))), tomllib.loads(settings_of(replace(study, seed=0)))
         )
-        assert [name for name in changed if not f"{name}.".startswith(asked) and name not in asked] == [], study.name
+        assert [name for name in changed if not f"{name}.".startswith(asked) and name not in allowed] == [], study.name
 
 
 def test_a_record_that_knows_fewer_settings_is_still_one_of_its_run(tmp_path):
