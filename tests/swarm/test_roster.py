@@ -43,6 +43,20 @@ def test_the_first_epoch_waits_for_as_many_as_are_wanted():
     assert "spare" in roster.why_waiting("c")
 
 
+def test_a_spare_takes_over_at_once_also_if_it_was_one_of_those_wanted():
+    def assign_two(machines, up, down):
+        return assign_all(machines[:2], up, down)
+
+    roster = roster_of(3, assign_two)
+    for name in ("a", "b", "c"):
+        ask(roster, name)
+    assert roster.current.names == ["a", "b"]
+    roster.next_for("b", 0.0)
+    assert roster.gone("b", "lost")
+    assert ask(roster, "c", now=1.0, took_part_in=0)[1] is None, "a has not come out of the epoch yet"
+    assert ask(roster, "a", now=1.0, took_part_in=1)[1].names == ["a", "c"], "nobody waits for b"
+
+
 def test_machines_are_measured_one_after_the_other():
     roster = roster_of(2)
     assert ask(roster, "a", report=None)[1] == Measure(together=False)

@@ -11,6 +11,7 @@ import pytest
 from tests.train.programs import files_of, invites_of, run_to_end, steps_of
 from thinpipe.core.config import dump_toml
 from thinpipe.train.config import JobSection
+from thinpipe.train.join import COME_BACK
 from thinpipe.train.loop import Trainer
 
 
@@ -38,6 +39,8 @@ def test_up_trains_to_the_weights_of_one_process(run_config, hosted, programs):
     assert "finished" in up.printed
     assert files_of(config, 12) == files_of(run_config, 12)
     assert [step.loss for step in steps_of(config)] == [step.loss for step in steps_of(run_config)]
+    code, printed = run_to_end("status", config.job.dump_folder)
+    assert (code, printed.startswith("finished; ")) == (0, True), printed
 
 
 @pytest.fixture
@@ -108,4 +111,5 @@ def test_people_join_look_leave_and_come_back(endless, programs, tmp_path):
 
     hub.process.send_signal(signal.SIGTERM)
     assert hub.finish() == 0, hub.printed
-    assert again.finish() == 0, again.printed
+    assert again.finish() == COME_BACK, again.printed
+    assert f"`thinpipe join {tmp_path / 'bert'}` comes back when the hub runs again" in again.printed

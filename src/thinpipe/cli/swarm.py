@@ -9,24 +9,39 @@ import msgspec
 from rich.console import Console
 
 from thinpipe.core.errors import UserError
+from thinpipe.core.events import Stopped, read_events
 from thinpipe.swarm.broker import hub_address
 from thinpipe.swarm.identity import load_identity
 from thinpipe.swarm.messages import AdminAnswer, AdminRequest
 from thinpipe.swarm.settings import InviteConfig, KickConfig, StatusConfig
 from thinpipe.swarm.status import Status, render
+from thinpipe.transport.nats.dial import UnreachableError
 from thinpipe.transport.nats.post import Post
 
 _SECONDS = 15.0
 
 
 def status(config: StatusConfig) -> None:
-    with _post(config.folder) as post:
-        data = post.request("status", b"", seconds=_SECONDS)
+    try:
+        with _post(config.folder) as post:
+            data = post.request("status", b"", seconds=_SECONDS)
+    except UnreachableError:
+        if not _has_finished(config.folder):
+            raise
+        print(f"finished; `thinpipe report {config.folder}` shows how it went")
+        return
     found = msgspec.msgpack.decode(data, type=Status)
     if config.json:
         print(msgspec.json.encode(found).decode())
     else:
         Console(highlight=False, markup=False).print(render(found))
+
+
+def _has_finished(folder: Path) -> bool:
+    """By the log that a hub leaves in its folder."""
+    log = folder / "events.jsonl"
+    ends = [event.reason for event in read_events(log) if isinstance(event, Stopped)] if log.is_file() else []
+    return ends[-1:] == ["finished"]
 
 
 def invite(config: InviteConfig) -> None:

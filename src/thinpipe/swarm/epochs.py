@@ -152,7 +152,7 @@ class Epochs:
         deadline, newest = time.monotonic() + ANSWER_SECONDS, self.hosted.newest_manifest()
         while True:
             if self.ended:
-                return Done(text=self.ended)
+                return Done(text=self.ended, again=bool(self.stopping))
             answer = await self._answer_now(peer)
             left = deadline - time.monotonic()
             if not isinstance(answer, Wait):
@@ -297,7 +297,7 @@ class Epochs:
         self.mending.look_again()
         self._tell(f"epoch {number} is over: {why}")
         self.progress.end()
-        await self.votes.end()
+        await self.votes.end(why)
         await self.store.send_away()
         await self._publish("bcast.over", f"{number} {why}".encode())
 

@@ -130,6 +130,8 @@ class Give(Message, frozen=True, kw_only=True, tag="give"):
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
     text: str
+    again: bool = False
+    """The run has not ended: the hub's owner has stopped it and may start it again."""
 
 
 class Refused(Message, frozen=True, kw_only=True, tag="refused"):

@@ -222,14 +222,16 @@ class Roster:
             self.hub_bps = sum(down for _, down in measured), sum(up for up, _ in measured)
 
     def _enough(self, now: float) -> bool:
-        """The peers wanted are there, idle and measured; in later epochs, or those who came within our patience."""
+        """The peers wanted are there, idle and measured; in later epochs, as many as computed (a spare took somebody's
+        place), or those who came within our patience."""
         waited = now - self._waiting_since if self._waiting_since is not None else 0.0
         measured = len(self._machines)
         if self._still_at_work and waited < MOST_SECONDS_TO_SAVE:
             return False
         if self.last_epoch == 0:
             return measured >= self.wanted and measured == len(self._peers)
-        return measured >= self.wanted or waited >= self.patience_seconds
+        computed = self.wanted if self.latest is None else len(self.latest.names)
+        return measured >= min(self.wanted, computed) or waited >= self.patience_seconds
 
     @property
     def _still_at_work(self) -> list[str]:

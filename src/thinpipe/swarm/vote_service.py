@@ -35,12 +35,14 @@ _VOTES = msgspec.msgpack.Decoder(Vote)
 class VoteService:
     def __init__(self) -> None:
         self._ballot: Ballot | None = None
+        self._why = "nothing is computed now"
         self._changed = asyncio.Condition()
 
     async def begin(self, epoch: int, names: Sequence[str]) -> None:
         await self._set(Ballot(epoch, names))
 
-    async def end(self) -> None:
+    async def end(self, why: str) -> None:
+        self._why = why
         await self._set(None)
 
     async def _set(self, ballot: Ballot | None) -> None:
@@ -58,7 +60,7 @@ class VoteService:
     async def _answer(self, peer: str, vote: Vote, numbers: np.ndarray) -> Decision:
         ballot = self._ballot
         if ballot is None:
-            return Decision(refusal="the epoch is over")
+            return Decision(refusal=self._why)
         async with self._changed:
             try:
                 ballot.give(peer, vote.epoch, vote.number, vote.kind, numbers)
@@ -75,4 +77,4 @@ class VoteService:
             except TimeoutError:
                 return Decision()
         found = ballot.decision(vote.number)
-        return Decision(refusal="the epoch is over") if found is None else Decision(numbers=found.tobytes())
+        return Decision(refusal=self._why) if found is None else Decision(numbers=found.tobytes())

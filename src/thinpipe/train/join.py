@@ -54,6 +54,8 @@ from thinpipe.transport.nats.frame import Origin
 from thinpipe.transport.nats.opening import open_nats_group
 from thinpipe.transport.nats.post import Post
 
+COME_BACK = 75
+"""By convention: try again later. A service that starts again after anything but 0 does."""
 _ASK_SECONDS = 30.0
 _AGAIN_SECONDS = 2.0
 _JOINED_SECONDS = 5.0
@@ -68,7 +70,8 @@ _NO_ROOM_SECONDS = 10.0
 
 
 def run(config: JoinConfig) -> int:
-    """Exit code 1 when the hub stayed away, 2 when it refused us."""
+    """Exit code 0 when the run has ended or the person leaves, 1 when the hub stayed away, 2 when it refused us, and
+    COME_BACK when its owner has stopped it."""
     identity, folder = _who_we_are(config)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     lock = FolderLock(folder, in_use_by=_IN_USE_BY)
@@ -90,7 +93,7 @@ def _take_part(program: "PeerProgram") -> int:
             if alone > config.patience_seconds:
                 console.print(f"nothing was heard of the hub for {alone:.0f} s, so this is the end: {error}")
                 return 1
-            console.print(f"{error}; trying again")
+            console.print(f"{error}; trying again for {config.patience_seconds - alone:.0f} s")
             time.sleep(_AGAIN_SECONDS)
         except NoRoomError as error:
             console.print(f"{error}; the others go on without this machine until there is room")
@@ -175,10 +178,11 @@ class PeerProgram:
                     if self._work(post, work):
                         self._leave(post)
                         return 0
-                case Done(text=text):
-                    self._say(f"the run has ended; at the hub: {text}")
+                case Done(text=text, again=again):
+                    back = f"`thinpipe join {self.folder}` comes back when the hub runs again"
+                    self._say(f"the hub's owner has stopped it: {back}" if again else f"the run has ended; {text}")
                     self._tell_that_we_leave(post)
-                    return 0
+                    return COME_BACK if again else 0
                 case Refused(text=text):
                     raise UserError(f"the hub refused: {text}")
 
