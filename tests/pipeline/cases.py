@@ -84,6 +84,11 @@ CASES = [
 ]
 
 
+def cases_for(schedule: str) -> list[Case]:
+    """A backward pass that is split is not for necks."""
+    return [case for case in CASES if schedule != "ZBVZeroBubble" or case.neck.width is None]
+
+
 def batch_size(segments: int) -> int:
     """As many micro-batches of one sample as the deepest schedules need."""
     return max(4, segments)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.pipeline.cases import CASES, run_case, segments_for
+from tests.pipeline.cases import cases_for, run_case, segments_for
 from tests.pipeline.counting import open_counting_group, open_counting_nats_group
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     group = open_counting_nats_group(60) if "BROKER" in os.environ else open_counting_group(60)
     segments = segments_for(schedule, group.size())
     results = {}
-    for case in CASES:
+    for case in cases_for(schedule):
         group.messages.clear()
         results[case.name] = run_case(case, segments, schedule, group)
         results[case.name]["sent"] = [[tag, nbytes, count] for (tag, nbytes), count in group.messages.items()]

@@ -78,8 +78,8 @@ def disturbed(run_config, tmp_path):
     return config, file, files_of(run_config, 200)
 
 
-def start(programs, file, folders):
-    hub = start_hub(programs, file, 2, "--hub.patience-seconds", 2)
+def start(programs, file, folders, *, patience=2):
+    hub = start_hub(programs, file, 2, "--hub.patience-seconds", patience)
     return hub, *(
         programs(folder.name, "join", invite, "--folder", folder, "--name", folder.name)
         for folder, invite in zip(folders, invites_of(hub), strict=True)
@@ -108,7 +108,8 @@ def test_who_has_no_room_to_begin_waits_for_it_and_comes_back(disturbed, program
     config = replace(config, checkpoint=CheckpointSection(interval=20))
     file.write_text(dump_toml(config))
     with small_disk(tmp_path / "disk", 64 << 20) as ballast:
-        hub, anna, bert = start(programs, file, (tmp_path / "anna", tmp_path / "disk" / "bert"))
+        folders = tmp_path / "anna", tmp_path / "disk" / "bert"
+        hub, anna, bert = start(programs, file, folders, patience=120)  # anna waits, and does not finish alone
         hub.until(r"step: +20 +saved")
         bert.stop()
         shutil.rmtree(tmp_path / "disk" / "bert" / "checkpoints")

@@ -30,7 +30,7 @@ from thinpipe.core.events import (
     read_events,
 )
 from thinpipe.data import Cursor
-from thinpipe.models.config import Execution
+from thinpipe.models.config import Execution, NeckConfig
 from thinpipe.train.config import (
     BasisSection,
     CheckpointSection,
@@ -350,6 +350,8 @@ def test_pairs_that_cannot_work_are_refused_at_once(run_config):
     zero_bubble = ParallelismSection(pipeline_parallel_schedule="ZBVZeroBubble")
     with pytest.raises(UserError, match=r"set execution.compile = false"):
         replace(run_config, parallelism=zero_bubble, execution=Execution(compile=True))
+    with pytest.raises(UserError, match=r"cannot split that of the tables of a neck"):
+        replace(run_config, parallelism=zero_bubble, model=ModelSection(boundaries=(1,), neck=NeckConfig(width=8)))
 
 
 @pytest.mark.parametrize("number_format", ["bf16", "int8", "int4"])

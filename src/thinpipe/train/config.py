@@ -280,10 +280,8 @@ class RunConfig:
                 f"parallelism.pipeline_parallel_microbatch_size {self.microbatch_size} does not divide "
                 f"training.global_batch_size {self.training.global_batch_size}: micro-batches must be equal"
             )
-        if self.parallelism.pipeline_parallel_schedule == "ZBVZeroBubble" and self.execution.compile:
-            raise UserError(
-                "ZBVZeroBubble splits the backward pass, which compiled blocks cannot: set execution.compile = false"
-            )
+        if self.parallelism.pipeline_parallel_schedule == "ZBVZeroBubble":
+            self._refuse_unsplit_backward()
         self._refuse_few_microbatches()
         if self.link.is_shaped and self.parallelism.pipeline_parallel_degree == 1:
             raise UserError(
@@ -294,6 +292,17 @@ class RunConfig:
             raise UserError(
                 f"lr_scheduler.warmup_steps {self.lr_scheduler.warmup_steps} must be below "
                 f"training.steps {self.training.steps}"
+            )
+
+    def _refuse_unsplit_backward(self) -> None:
+        if self.execution.compile:
+            raise UserError(
+                "ZBVZeroBubble splits the backward pass, which compiled blocks cannot: set execution.compile = false"
+            )
+        if self.model.neck.width is not None:
+            raise UserError(
+                "ZBVZeroBubble splits the backward pass, and torch 2.13 cannot split that of the tables of a neck: set "
+                "parallelism.pipeline_parallel_schedule to 1F1B, GPipe or Interleaved1F1B"
             )
 
     def _refuse_few_microbatches(self) -> None:
