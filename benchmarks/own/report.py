@@ -60,7 +60,9 @@ def report(output: Path) -> None:
     text = "\n".join([*lines, ""])
     (output / "own.md").write_text(text)
     draw_over_tokens(narrow, dense, output / "over_tokens.png", COLOURS)
-    draw_methods([result for result in narrow if result.tokens == SHORT], dense, output / "methods.png")
+    short = [result for result in narrow if result.tokens == SHORT]
+    if short:
+        draw_methods(short, dense, output / "methods.png")
     print(text)
 
 
