@@ -1,11 +1,14 @@
 """Three processes over shaped lines: 1 ends early, 2 is killed, and 0 prints how it learns of both, as JSON.
 
-Works that nobody waits for are left behind everywhere: no interpreter may stay for them. Started by test_shaper.
+Works that nobody waits for are left behind everywhere: no interpreter may stay for them, and no thread may wake from
+one while its interpreter ends, which would abort it. Started by test_shaper.
 """
 
+import atexit
 import json
 import os
 import signal
+import threading
 import time
 from datetime import timedelta
 
@@ -39,8 +42,9 @@ def survive(group):
 
 
 def leave(group):
-    """With a message on its way out, which must still arrive, and a receive that never ends."""
-    group.recv([torch.empty(1)], 0, 9)
+    """With a message on its way out, which must still arrive, and receives that never end."""
+    for tag in range(100, 200):
+        group.recv([torch.empty(1)], 0, tag)
     group.recv([torch.empty(1)], 0, 0).wait()
     group.send([torch.tensor([7.0])], 0, 5).wait()
     return {}
@@ -53,9 +57,16 @@ def die(group):
 
 
 def main() -> None:
+    report = {}
+    atexit.register(tell, report)  # before the group, so that it is called when the group has been closed
     link = LinkSection(up="80mbps", down="80mbps", latency="50ms")
     group = open_group(link, timeout=timedelta(seconds=60))
-    print(json.dumps((survive, leave, die)[dist.get_rank(group)](group)))
+    report |= (survive, leave, die)[dist.get_rank(group)](group)
+
+
+def tell(report):
+    report["threads"] = [thread.name for thread in threading.enumerate() if thread.name.startswith("thinpipe-")]
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

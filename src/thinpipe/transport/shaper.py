@@ -109,8 +109,9 @@ class ShapedGroup(dist.ProcessGroup):
         taken_by = time.monotonic() + _LINGER_S
         senders = [watcher for (kind, _, _), watcher in self._watchers.items() if kind == "send"]
         ended = all(watcher.join(taken_by - time.monotonic()) for watcher in senders)
-        if not (ended and all(watcher.join(_WAKE_S) for watcher in self._watchers.values())):
+        if not (ended and self._joined(_WAKE_S)):
             self._interrupt()
+            self._joined(_LINGER_S)  # one that wakes while the interpreter ends aborts the process
 
     def shutdown(self) -> None:
         self.close()
@@ -161,6 +162,9 @@ class ShapedGroup(dist.ProcessGroup):
     def _refuse_when_closed(self) -> None:
         if self._closed:
             raise RuntimeError("this process group is closed")
+
+    def _joined(self, seconds: float) -> bool:
+        return all(watcher.join(seconds) for watcher in self._watchers.values())
 
     def _interrupt(self) -> None:
         """Wakes every thread that waits in the inner group: gloo's only way is a timeout, which ends the group."""
