@@ -102,7 +102,7 @@ def test_who_leaves_with_a_full_disk_does_not_end_the_run_for_others(disturbed, 
 
 
 @pytest.mark.timeout(290)
-@pytest.mark.parametrize("left", [0, 64 << 10], ids=["for nothing", "for a manifest and no layer"])
+@pytest.mark.parametrize("left", [0, 16 << 10], ids=["for nothing", "for a manifest and no block"])
 def test_who_has_no_room_to_begin_waits_for_it_and_comes_back(disturbed, programs, tmp_path, left):
     config, file, expected = disturbed
     config = replace(config, checkpoint=CheckpointSection(interval=20))

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from time import monotonic
+from typing import Literal
 
 import msgspec
 import torch.distributed as dist
@@ -25,10 +26,7 @@ class NatsStore(Store):
 
     def get(self, key: str) -> bytes:
         """Waits for the key."""
-        answer = self._ask(Asked(what="get", keys=[key], wait_seconds=self._limit.total_seconds()))
-        if not answer.found:
-            raise dist.DistStoreError(f"waited {self._limit.total_seconds():g} s for {key!r} in the hub's store")
-        return answer.value
+        return self._await("get", [key], self._limit).value
 
     def add(self, key: str, amount: int) -> int:
         return self._ask(Asked(what="add", keys=[key], amount=amount)).number
@@ -41,9 +39,7 @@ class NatsStore(Store):
         return self._ask(Asked(what="wait", keys=list(keys))).found
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        limit = (timeout or self._limit).total_seconds()
-        if not self._ask(Asked(what="wait", keys=list(keys), wait_seconds=limit)).found:
-            raise dist.DistStoreError(f"waited {limit:g} s for {', '.join(keys)} in the hub's store")
+        self._await("wait", list(keys), timeout or self._limit)
 
     def delete_key(self, key: str) -> bool:
         return self._ask(Asked(what="delete", keys=[key])).found
@@ -57,6 +53,14 @@ class NatsStore(Store):
     @property
     def timeout(self) -> timedelta:
         return self._limit
+
+    def _await(self, what: Literal["get", "wait"], keys: list[str], limit: timedelta) -> Answered:
+        """The hub also ends a wait when those who would have set the keys are gone."""
+        began = monotonic()
+        answer = self._ask(Asked(what=what, keys=keys, wait_seconds=limit.total_seconds()))
+        if not answer.found:
+            raise dist.DistStoreError(f"waited {monotonic() - began:.0f} s for {', '.join(keys)} in the hub's store")
+        return answer
 
     def _ask(self, asked: Asked) -> Answered:
         began = monotonic()
