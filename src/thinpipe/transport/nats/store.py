@@ -59,7 +59,7 @@ class NatsStore(Store):
         began = monotonic()
         answer = self._ask(Asked(what=what, keys=keys, wait_seconds=limit.total_seconds()))
         if not answer.found:
-            raise dist.DistStoreError(f"waited {monotonic() - began:.0f} s for {', '.join(keys)} in the hub's store")
+            raise dist.DistStoreError(f"waited {monotonic() - began:.1f} s for {', '.join(keys)} in the hub's store")
         return answer
 
     def _ask(self, asked: Asked) -> Answered:
