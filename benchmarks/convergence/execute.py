@@ -82,6 +82,8 @@ def start(study: Run, data: Path, work: Path) -> Running:
     if settings.is_file() and settings.read_text() != wanted:
         shutil.rmtree(folder)  # begun with other settings: not the run that is asked for
     folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(study, Study) and study.trunk is not None and not (folder / "checkpoints").exists():
+        branch_off(study.trunk, folder, work)
     settings.write_text(wanted)
     with (folder / "console.log").open("ab") as console:
         process = subprocess.Popen(
@@ -92,6 +94,17 @@ def start(study: Run, data: Path, work: Path) -> Running:
             start_new_session=True,  # Ctrl+C reaches this process alone, which then asks each run to stop, once
         )
     return Running(study, folder, process, steps_done(folder))
+
+
+def branch_off(trunk: Study, folder: Path, work: Path) -> None:
+    """So that a run goes on where its trunk ended."""
+    grown = work / trunk.key / "checkpoints"
+    if ended(grown.parent) != "finished":
+        raise UserError(f"{folder.name} goes on from {trunk.key}, which is not there: remove the record of that one")
+    half = folder / "branching"
+    shutil.rmtree(half, ignore_errors=True)
+    shutil.copytree(grown, half)
+    half.rename(folder / "checkpoints")
 
 
 def record(study: Study, folder: Path) -> dict[str, Any]:
@@ -152,12 +165,11 @@ def is_done(run: Run, output: Path) -> bool:
 
 
 def keep(study: Run, folder: Path, output: Path, record_of: Record) -> float | None:
-    """Writes the record, removes the rest; the last validation loss."""
+    """Writes the record; the last validation loss."""
     kept = record_of(study, folder)
     path = result_path(study, output)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(kept) + "\n").encode())
-    shutil.rmtree(folder)
     finished = kept["ended"] == "finished" and kept["validations"]
     return kept["validations"][-1]["loss"] if finished else None
 
@@ -179,6 +191,7 @@ def execute(
 ) -> int:
     """Carries out what has no record yet, by priority; the number of runs that failed."""
     waiting = [study for study in studies if not is_done(study, output)]
+    trunks = {study.trunk.key for study in studies if isinstance(study, Study) and study.trunk}
     todo = sum(study.steps - min(study.steps, steps_done(work / study.key)) for study in waiting)
     million_tokens = sum(study.tokens for study in waiting) / 1e6
     running, done, failed, began, told = list[Running](), 0, 0, time.monotonic(), 0.0
@@ -186,12 +199,16 @@ def execute(
     with alone_in(work):
         try:
             while waiting or running:
-                while waiting and len(running) < side_by_side:
-                    running.append(start(waiting.pop(0), data, work))
+                while len(running) < side_by_side and (study := _next(waiting, running)):
+                    waiting.remove(study)
+                    running.append(start(study, data, work))
                 time.sleep(0.5)
                 for run in [run for run in running if run.process.poll() is not None]:
                     running.remove(run)
-                    failed += not _settle(run, output, record_of)
+                    settled = _settle(run, output, record_of)
+                    failed += not settled
+                    if settled and run.study.key not in trunks:
+                        shutil.rmtree(run.folder)
                     done += run.study.steps - run.first_step
                 if time.monotonic() - told > STATUS_SECONDS:
                     told = time.monotonic()
@@ -204,6 +221,15 @@ def execute(
                 with suppress(subprocess.TimeoutExpired):
                     run.process.wait(timeout=60)
     return failed
+
+
+def _next(waiting: Sequence[Run], running: Sequence[Running]) -> Run | None:
+    """The first whose trunk, if it has one, need not be waited for."""
+    unfinished = {study.key for study in (*waiting, *(run.study for run in running))}
+    for study in waiting:
+        if not (isinstance(study, Study) and study.trunk and study.trunk.key in unfinished):
+            return study
+    return None
 
 
 def _settle(run: Running, output: Path, record_of: Record) -> bool:

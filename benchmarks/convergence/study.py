@@ -66,6 +66,8 @@ class Study:
     microbatch: int = MICROBATCH
     schedule: SchedulerSection | None = None
     """None: a twentieth of the steps to warm up, then a cosine."""
+    trunk: "Study | None" = None
+    """The run whose last step this one goes on from; else it begins anew."""
     compiled: bool = False
     """Blocks go through torch.compile: other roundings, less time."""
 

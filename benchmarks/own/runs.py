@@ -113,12 +113,26 @@ def boundaries() -> Iterator[Study]:
 
 
 def steps_to_loss() -> Iterator[Study]:
-    """How many more tokens reach dense's loss? All are one and the same run until their rate begins to fall."""
-    for ratio, study in ((1.0, DENSE), *((ratio, keel(32)) for ratio in (1.0, 1.1, 1.25, 1.5, 2.0))):
-        steps = round(ratio * LONG / TOKENS_PER_STEP)
-        decay = SchedulerSection(warmup_steps=100, decay_type="wsd", decay_ratio=0.2)
-        longer = replace(study, tokens=steps * TOKENS_PER_STEP, schedule=decay, question="steps to loss", priority=60)
-        yield replace(longer, name=f"{study.name}, WSD, {ratio:g} times the tokens")
+    """How many more tokens reach dense's loss? One run at a constant rate, and branches whose rate falls to the end."""
+    warmup, falling = 100, 0.2
+    for method, ratios in ((DENSE, (1.0,)), (keel(32), (1.0, 1.1, 1.25, 1.5, 2.0))):
+        trunk: Study | None = None
+        for ratio in ratios:
+            steps = round(ratio * LONG / TOKENS_PER_STEP)
+            level = SchedulerSection(warmup_steps=warmup, decay_type="linear", min_lr_factor=1.0)
+            decay = SchedulerSection(warmup_steps=warmup, decay_type="wsd", decay_ratio=falling)
+            of_all = replace(method, question="steps to loss", priority=60 + round(10 * ratio))
+            until = steps - round(falling * steps)
+            trunk = replace(
+                of_all,
+                name=f"{method.name}, constant rate",
+                tokens=until * TOKENS_PER_STEP,
+                schedule=level,
+                trunk=trunk,
+            )
+            yield trunk
+            branch = replace(of_all, tokens=steps * TOKENS_PER_STEP, schedule=decay, trunk=trunk)
+            yield replace(branch, name=f"{method.name}, {ratio:g} times the tokens")
 
 
 def all_runs() -> list[Study]:

@@ -17,6 +17,7 @@ from benchmarks.convergence.study import TOKENS_PER_STEP, trainable
 from tests.train.conftest import tokens  # noqa: F401  a fixture
 from thinpipe.core.config import differences
 from thinpipe.core.errors import UserError
+from thinpipe.train.config import SchedulerSection
 
 
 def keep(output, study, losses, *, ended="finished"):
@@ -82,6 +83,16 @@ def test_a_run_leaves_a_record_and_is_not_repeated(tokens, tmp_path, capsys):  #
     capsys.readouterr()
     execute([study, dense], tokens, work, output, side_by_side=2)
     assert capsys.readouterr().out.startswith("0 of 2 runs to do")
+
+
+def test_a_branch_goes_on_from_its_trunk_as_if_both_were_one_run(tokens, tmp_path):  # noqa: F811
+    level = SchedulerSection(warmup_steps=1, decay_type="linear", min_lr_factor=1.0)
+    whole, trunk = (replace(DENSE, tokens=n * TOKENS_PER_STEP, schedule=level) for n in (4, 2))
+    branch = replace(whole, trunk=trunk, name="branch")
+    assert execute([branch, trunk, whole], tokens, tmp_path / "work", tmp_path, side_by_side=2) == 0
+    kept, of_one_run = (json.loads(result_path(study, tmp_path).read_text()) for study in (branch, whole))
+    assert kept["training_loss"] == of_one_run["training_loss"][2:]
+    assert kept["validations"] == of_one_run["validations"]
 
 
 def test_a_record_of_other_settings_is_not_this_run(tmp_path):

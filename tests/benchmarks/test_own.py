@@ -9,7 +9,7 @@ import pytest
 from benchmarks.convergence.execute import is_done, result_path, settings_of
 from benchmarks.convergence.study import trainable
 from benchmarks.own.report import report
-from benchmarks.own.runs import DENSE, LONG, SHORT, WIDE, all_runs, keel
+from benchmarks.own.runs import DENSE, SHORT, WIDE, all_runs, keel
 from tests.benchmarks.test_convergence import keep
 from thinpipe.core.config import differences
 
@@ -30,13 +30,15 @@ def test_at_least_as_many_times_fewer_bytes_as_the_name_says():
 
 def test_all_train_as_many_numbers_as_dense():
     for study in all_runs():
-        near = 0.03 if study.tokens >= LONG else 1e-3
+        near = 1e-3 if study.matched else 0.03
         assert trainable(study.model) == pytest.approx(trainable(dense_like(study).model), rel=near), study.name
 
 
 def test_runs_differ_in_what_they_ask_and_in_nothing_else():
     asked = ("model.", "boundary.", "optimizer.lr", "debug.seed")
-    of_schedules = ("lr_scheduler.warmup_steps", "lr_scheduler.decay_type", "lr_scheduler.decay_ratio")
+    of_schedules = tuple(
+        f"lr_scheduler.{name}" for name in ("warmup_steps", "decay_type", "decay_ratio", "min_lr_factor")
+    )
     for study in all_runs():
         allowed = (*asked, *of_schedules) if study.question == "steps to loss" else asked
         changed = differences(
