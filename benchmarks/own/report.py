@@ -5,11 +5,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.convergence.clock import read_times
 from benchmarks.convergence.figures import BLUE, GREEN, ORANGE, PINK, PURPLE, beside, finish
 from benchmarks.convergence.gaps import draw_over_tokens
 from benchmarks.convergence.report import over_tokens_table, questions_tables, seeds_table
 from benchmarks.convergence.results import Dense, Result, read_results
-from benchmarks.own.runs import DENSE, SHORT, WHOLE
+from benchmarks.own.runs import DENSE, LONG, RATES, WHOLE, keel
+from benchmarks.own.to_loss import time_table, tokens_table
 from thinpipe.report.curve import pyplot
 
 READ_THIS = """\
@@ -57,12 +59,15 @@ def report(output: Path) -> None:
     lines += [*crossing_table(narrow), *questions_tables(narrow, dense, full)]
     if twice:
         lines += [*questions_tables(twice, wide, 2 * full - 2), *seeds_table(twice, wide, 2 * full - 2)]
+    ours = keel(32)
+    lines += tokens_table(results, ours.name)
+    lines += time_table(results, read_times(output), ours.name, full / ours.nbytes_per_token, RATES)
     text = "\n".join([*lines, ""])
     (output / "own.md").write_text(text)
     draw_over_tokens(narrow, dense, output / "over_tokens.png", COLOURS)
-    short = [result for result in narrow if result.tokens == SHORT]
-    if short:
-        draw_methods(short, dense, output / "methods.png")
+    long = [result for result in narrow if result.tokens == LONG]
+    if long:
+        draw_methods(long, dense, output / "methods.png")
     print(text)
 
 
@@ -98,7 +103,7 @@ def draw_methods(results: list[Result], dense: Dense, path: Path) -> None:
     axes.set(
         xlabel="bytes per token at each of 3 boundaries, both ways (dense: 1,026)",
         ylabel="validation loss above dense, %",
-        title=f"Every method at the same bytes, {SHORT / 1e6:.2f} M tokens",
+        title=f"Every method at the same bytes, {LONG / 1e6:.2f} M tokens",
     )
     finish(axes)
     beside(axes)

@@ -58,39 +58,37 @@ def wide() -> Iterator[Study]:
     """Twice the width, and 64 times fewer bytes: as many numbers cross as at 32 times of the narrower one."""
     for seed in SEEDS:
         dense = replace(DENSE, question="d = 512", name="dense, d = 512", shape=WIDE, tokens=SHORT, seed=seed)
-        yield replace(dense, priority=40 + seed)
+        yield replace(dense, priority=45 + seed)
         neck = dealt(WIDTH[32], dim=512)
         ours = replace(dense, name="keel 64x, d = 512", kind="keel", neck=neck, boundary=INT4, matched=True)
-        yield replace(ours, priority=40 + seed)
-
-
-def short(study: Study, name: str, priority: int, seed: int = 0) -> Study:
-    return replace(study, question="methods", name=name, tokens=SHORT, priority=priority, seed=seed)
+        yield replace(ours, priority=45 + seed)
 
 
 def methods() -> Iterator[Study]:
-    """Everything in the registry at the same bytes."""
-    yield short(DENSE, "dense", 50)
-    for ratio, width in WIDTH.items():
-        yield short(replace(keel(ratio), matched=True), f"keel {ratio}x", 50)
-        confined = replace(DENSE, kind="row", width=width, matched=True, boundary=INT4)
-        yield short(confined, f"subspace {ratio}x", 51)
+    """Everything in the registry at the same bytes; the keel's own runs are those of the result."""
+    for order, ratio in enumerate((32, 16)):
+        width = WIDTH[ratio]
         rivals = {
-            "learned": NeckConfig(kind="learned", width=width, anchor_rank=32),
-            "bottleneck": NeckConfig(kind="bottleneck", width=width),
-            "learned, our tables": replace(dealt(width), kind="learned"),
-            "bottleneck, our tables": replace(dealt(width), kind="bottleneck"),
+            "subspace": replace(DENSE, kind="row", width=width, matched=True),
+            "learned": neck_of(NeckConfig(kind="learned", width=width, anchor_rank=32)),
+            "bottleneck": neck_of(NeckConfig(kind="bottleneck", width=width)),
+            "learned, our tables": neck_of(replace(dealt(width), kind="learned")),
+            "bottleneck, our tables": neck_of(replace(dealt(width), kind="bottleneck")),
         }
-        for name, neck in rivals.items():
-            rival = replace(DENSE, kind=neck.kind, neck=neck, boundary=INT4, matched=True)
-            yield short(rival, f"{name} {ratio}x", 51)
-        yield short(replace(DENSE, kind="topk", boundary=TOPK[ratio], lr=TOPK_RATES[ratio]), f"topk {ratio}x", 54)
-        yield short(replace(DENSE, kind="lowrank", boundary=lowrank(RANK[ratio])), f"lowrank {ratio}x", 54)
+        lossy = {
+            "topk": replace(DENSE, kind="topk", boundary=TOPK[ratio], lr=TOPK_RATES[ratio]),
+            "lowrank": replace(DENSE, kind="lowrank", boundary=lowrank(RANK[ratio])),
+        }
+        for name, study in ({name: replace(study, boundary=INT4) for name, study in rivals.items()} | lossy).items():
+            yield replace(study, question="methods", name=f"{name} {ratio}x", priority=40 + order)
+
+
+def neck_of(neck: NeckConfig) -> Study:
+    return replace(DENSE, kind=neck.kind, neck=neck, matched=True)
 
 
 def pieces() -> Iterator[Study]:
     """The keel's parts, one by one, at 32 times fewer bytes."""
-    yield replace(short(replace(WHOLE, matched=True), WHOLE.name, 52), question="pieces")
     of_26 = dealt(26)
     no_tables, full_first = NeckConfig(width=26), NeckConfig(width=26, anchor_rank=64)
     for name, neck, boundary in (
@@ -101,15 +99,15 @@ def pieces() -> Iterator[Study]:
         ("26 channels, int4, full first table", full_first, INT4),
     ):
         study = replace(keel(32), neck=neck, boundary=boundary, matched=True)
-        yield replace(short(study, name, 53), question="pieces")
+        yield replace(study, question="pieces", name=name, priority=80)
 
 
 def boundaries() -> Iterator[Study]:
-    """Those with three are among the methods."""
+    """Those with three are the result's."""
     for cuts, name in (((4,), "1 boundary"), ((1, 2, 3, 4, 5, 6, 7), "7 boundaries")):
         neck = dealt(WIDTH[32], segments=len(cuts) + 1)
         study = replace(keel(32), neck=neck, cuts=cuts, matched=True)
-        yield replace(short(study, f"keel 32x, {name}", 55), question="boundaries")
+        yield replace(study, question="boundaries", name=f"keel 32x, {name}", priority=43)
 
 
 def steps_to_loss() -> Iterator[Study]:
@@ -121,7 +119,7 @@ def steps_to_loss() -> Iterator[Study]:
             steps = round(ratio * LONG / TOKENS_PER_STEP)
             level = SchedulerSection(warmup_steps=warmup, decay_type="linear", min_lr_factor=1.0)
             decay = SchedulerSection(warmup_steps=warmup, decay_type="wsd", decay_ratio=falling)
-            of_all = replace(method, question="steps to loss", priority=60 + round(10 * ratio))
+            of_all = replace(method, question="steps to loss", priority=50 + round(10 * ratio))
             until = steps - round(falling * steps)
             trunk = replace(
                 of_all,

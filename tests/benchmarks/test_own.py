@@ -4,12 +4,14 @@ import re
 import tomllib
 from dataclasses import replace
 
+import msgspec
 import pytest
 
+from benchmarks.convergence.clock import Timed, Times, key
 from benchmarks.convergence.execute import is_done, result_path, settings_of
 from benchmarks.convergence.study import trainable
 from benchmarks.own.report import report
-from benchmarks.own.runs import DENSE, SHORT, WIDE, all_runs, keel
+from benchmarks.own.runs import DENSE, RATES, SHORT, WIDE, all_runs, keel, steps_to_loss
 from tests.benchmarks.test_convergence import keep
 from thinpipe.core.config import differences
 
@@ -73,3 +75,23 @@ def test_each_width_is_compared_with_its_own_dense_run(tmp_path, capsys):
     assert runs["keel 64x, d = 512"].shape == WIDE
     assert runs["keel 64x, d = 512"].tokens == SHORT
     assert (tmp_path / "over_tokens.png").stat().st_size > 10_000
+
+
+def test_tokens_and_time_to_the_loss_of_dense(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    runs = {study.name: study for study in steps_to_loss()}
+    keep(tmp_path, DENSE, [5.0, 4.0])
+    for name, loss in (("dense, 1 ", 4.0), ("keel 32x, 1 ", 4.03), ("keel 32x, 1.1 ", 4.01), ("keel 32x, 1.25 ", 3.98)):
+        keep(tmp_path, runs[f"{name}times the tokens"], [5.0, loss])
+    seconds = {"dense": 1.0, "keel 32x": 0.9}
+    times = Times(versions={}, runs={name: Timed(settings="") for name in seconds})
+    for mbps in RATES:
+        for name, of_compute in seconds.items():
+            times.runs[name].seconds[key(mbps)] = of_compute + (
+                0 if mbps is None else 99 / mbps / (32 if "x" in name else 1)
+            )
+    (tmp_path / "step_seconds.json").write_bytes(msgspec.json.encode(times))
+    report(tmp_path)
+    text = capsys.readouterr().out
+    assert "**1.15 times the tokens are enough.**" in text
+    assert re.search(r"\| 1 \| 100.00 \| 99.0 % \| 3.994 \| 25.0 \| 24.5 \| 1.02 \| 21.8 \|", text)

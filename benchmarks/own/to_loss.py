@@ -1,0 +1,79 @@
+"""How many more tokens than dense, and how much less time over slow lines, until the loss that dense comes to."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from benchmarks.convergence.clock import Rates, Times, key
+from benchmarks.convergence.results import Result
+
+QUESTION = "steps to loss"
+
+
+def branches(results: Sequence[Result], method: str) -> list[tuple[int, float]]:
+    """Tokens, and the loss at the end of the branch, by length."""
+    found = [
+        (result.tokens, result.loss)
+        for result in results
+        if result.question == QUESTION and result.name.startswith(f"{method}, ") and "times" in result.name
+    ]
+    return sorted(found)
+
+
+def times_the_tokens(results: Sequence[Result], method: str) -> float | None:
+    """On a straight line between the branches on either side; the shortest one if that is there already."""
+    points = branches(results, method)
+    ((dense_tokens, target),) = branches(results, "dense")
+    if points and points[0][1] <= target:
+        return points[0][0] / dense_tokens
+    for (left, above), (right, below) in pairwise(points):
+        if below <= target < above:
+            return (left + (right - left) * (above - target) / (above - below)) / dense_tokens
+    return None
+
+
+def tokens_table(results: Sequence[Result], method: str) -> list[str]:
+    points = branches(results, method)
+    if not (points and branches(results, "dense")):
+        return []
+    ((dense_tokens, target),) = branches(results, "dense")
+    needed = times_the_tokens(results, method)
+    return [
+        f"## Tokens to the loss of dense: {method}",
+        "",
+        f"A constant rate, then a fifth of all steps in which it falls: dense comes to {target:.4f}. One seed.",
+        "",
+        "| times dense's tokens | validation loss | against dense, % |",
+        "|---:|---:|---:|",
+        *(
+            f"| {tokens / dense_tokens:.2f} | {loss:.4f} | {100 * (loss / target - 1):+.2f} |"
+            for tokens, loss in points
+        ),
+        "",
+        "None of these lengths is enough." if needed is None else f"**{needed:.2f} times the tokens are enough.**",
+        "",
+    ]
+
+
+def time_table(results: Sequence[Result], times: Times, method: str, fewer_bytes: float, rates: Rates) -> list[str]:
+    """The bound is Amdahl's: as if only the time that dense spends communicating shrank, by as much as the bytes."""
+    runs = times.runs
+    if not {"dense", method} <= runs.keys():
+        return []
+    needed = times_the_tokens(results, method) if tokens_table(results, method) else None
+    lines = [
+        f"## Time to the loss of dense: {method}",
+        "",
+        "Seconds of a step: four processes of one machine behind emulated lines, 40 ms there and back.",
+        "",
+        f"| Mbps | dense | of it communicating | {method} | steps faster | bound | share of it | to the loss faster |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    alone = runs["dense"].seconds[key(None)]
+    for rate in map(key, rates):
+        whole, ours = runs["dense"].seconds[rate], runs[method].seconds[rate]
+        bound, faster = whole / (alone + (whole - alone) / fewer_bytes), whole / ours
+        lines.append(
+            f"| {rate} | {whole:.2f} | {max(0.0, 100 * (1 - alone / whole)):.1f} % | {ours:.3f} | {faster:.1f} | "
+            f"{bound:.1f} | {faster / bound:.2f} | {'' if needed is None else f'{faster / needed:.1f}'} |"
+        )
+    return [*lines, ""]
