@@ -30,7 +30,7 @@ from thinpipe.core.events import (
     read_events,
 )
 from thinpipe.data import Cursor
-from thinpipe.models.config import Execution, NeckConfig
+from thinpipe.models.config import Execution, NeckConfig, SubspaceConfig
 from thinpipe.train.config import (
     BasisSection,
     CheckpointSection,
@@ -102,8 +102,28 @@ def test_resume_is_bit_for_bit_the_uninterrupted_run(family, second_moment, requ
     whole, _ = CheckpointFolder(config.job.dump_folder / "checkpoints").newest_whole()
     assert whole is not None
     assert whole.manifest.basis_version == 2
+    assert_resumes_equal(config, whole, (4, 5, 8, 11))
+
+
+@pytest.mark.parametrize("kind", ["keel", "learned", "bottleneck"])
+def test_resume_with_necks_is_bit_for_bit_the_uninterrupted_run(kind, run_config):
+    """Their gradients are rounded at random, and the columns of `learned` have a rule of their own."""
+    neck = NeckConfig(width=8, kind=kind, anchor_rank=4, anchor_reach=2)
+    config = replace(
+        run_config,
+        model=replace(run_config.model, neck=neck, subspace=SubspaceConfig(), boundaries=(1, 2)),
+        boundary=BoundarySection(forward="int4", backward="int4"),
+        basis=BasisSection(interval=0),
+        checkpoint=CheckpointSection(interval=1, keep_latest_k=0),
+    )
+    Trainer(config).train()
+    whole, _ = CheckpointFolder(config.job.dump_folder / "checkpoints").newest_whole()
+    assert_resumes_equal(config, whole, (3, 7))
+
+
+def assert_resumes_equal(config, whole, stops):
     losses = [event.loss for event in events(config, Step)]
-    for stop in (4, 5, 8, 11):
+    for stop in stops:
         resumed = in_folder(config, f"resumed-{stop}")
         target = resumed.job.dump_folder / "checkpoints"
         target.mkdir(parents=True)
