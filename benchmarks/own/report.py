@@ -66,7 +66,7 @@ def report(output: Path) -> None:
     (output / "own.md").write_text(text)
     draw_over_tokens(narrow, dense, output / "over_tokens.png", COLOURS)
     long = [result for result in narrow if result.tokens == LONG]
-    if long:
+    if any(result.question == "methods" for result in long):
         draw_methods(long, dense, output / "methods.png")
     print(text)
 
