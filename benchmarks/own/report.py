@@ -100,6 +100,7 @@ def draw_methods(results: list[Result], dense: Dense, path: Path) -> None:
         same = [result for result in results if result.name in (f"{family} 16x", f"{family} 32x")]
         draw_family(axes, family, same, dense, colour, marker)
     axes.axhline(0, color="#444444", linewidth=1)
+    axes.set_xticks((32, 64))
     axes.set(
         xlabel="bytes per token at each of 3 boundaries, both ways (dense: 1,026)",
         ylabel="validation loss above dense, %",
