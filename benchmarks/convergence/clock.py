@@ -227,7 +227,7 @@ def draw(
     to_loss.set_yscale("log")
     to_loss.set_xticks(rates, [str(mbps) for mbps in rates])
     low, high = to_loss.get_ylim()
-    shown = [tick for tick in (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100, 200) if low <= tick <= high]
+    shown = [tick for tick in (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100, 200, 500) if low <= tick <= high]
     to_loss.set_yticks(shown, [str(tick) for tick in shown])
     to_loss.minorticks_off()
     to_loss.set(xlabel="Mbps of every line", ylabel="minutes", title=f"Time to a loss of {target:.3f}")
