@@ -40,6 +40,11 @@ class Run(Protocol):
     @property
     def tokens(self) -> int: ...
 
+    @property
+    def trunk(self) -> "Run | None":
+        """The run whose last step this one goes on from."""
+        ...
+
     def config(self, data: Path, folder: Path) -> RunConfig: ...
 
 
@@ -82,7 +87,7 @@ def start(study: Run, data: Path, work: Path) -> Running:
     if settings.is_file() and settings.read_text() != wanted:
         shutil.rmtree(folder)  # begun with other settings: not the run that is asked for
     folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(study, Study) and study.trunk is not None and not (folder / "checkpoints").exists():
+    if study.trunk is not None and not (folder / "checkpoints").exists():
         branch_off(study.trunk, folder, work)
     settings.write_text(wanted)
     with (folder / "console.log").open("ab") as console:
@@ -96,7 +101,7 @@ def start(study: Run, data: Path, work: Path) -> Running:
     return Running(study, folder, process, steps_done(folder))
 
 
-def branch_off(trunk: Study, folder: Path, work: Path) -> None:
+def branch_off(trunk: Run, folder: Path, work: Path) -> None:
     """So that a run goes on where its trunk ended."""
     grown = work / trunk.key / "checkpoints"
     if ended(grown.parent) != "finished":
@@ -191,7 +196,7 @@ def execute(
 ) -> int:
     """Carries out what has no record yet, by priority; the number of runs that failed."""
     waiting = [study for study in studies if not is_done(study, output)]
-    trunks = {study.trunk.key for study in studies if isinstance(study, Study) and study.trunk}
+    trunks = {study.trunk.key for study in studies if study.trunk}
     todo = sum(study.steps - min(study.steps, steps_done(work / study.key)) for study in waiting)
     million_tokens = sum(study.tokens for study in waiting) / 1e6
     running, done, failed, began, told = list[Running](), 0, 0, time.monotonic(), 0.0
@@ -227,7 +232,7 @@ def _next(waiting: Sequence[Run], running: Sequence[Running]) -> Run | None:
     """The first whose trunk, if it has one, need not be waited for."""
     unfinished = {study.key for study in (*waiting, *(run.study for run in running))}
     for study in waiting:
-        if not (isinstance(study, Study) and study.trunk and study.trunk.key in unfinished):
+        if not (study.trunk and study.trunk.key in unfinished):
             return study
     return None
 

@@ -10,7 +10,7 @@ states and without memory. AQ-SGD remembers states alone.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -60,6 +60,7 @@ class Pretraining:
     key: str = "pretraining"
     tokens: int = PRETRAINING_TOKENS
     lr: float = 3e-3
+    trunk: ClassVar[None] = None
 
     @property
     def steps(self) -> int:
@@ -87,6 +88,7 @@ class Finetuning:
     boundary: BoundarySection
     seed: int = 0
     lr: float = LR
+    trunk: ClassVar[None] = None
 
     @property
     def key(self) -> str:

@@ -1,6 +1,7 @@
 """Which runs the study of the keel has, by priority.
 
-All have as many trainable numbers as dense: the longest ones within 3 %, the others exactly (their MLPs are narrower).
+All have as many trainable numbers as dense: those that are `matched` exactly (their MLPs are narrower), the keel of the
+result within 3 %.
 """
 
 from collections.abc import Iterator

@@ -1,15 +1,14 @@
 """How many more tokens than dense, and how much less time over slow lines, until the loss that dense comes to."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
-from benchmarks.convergence.clock import Rates, Times, key
+from benchmarks.convergence.clock import Curve, Rates, Times, key, tokens_to
 from benchmarks.convergence.results import Result
 
 QUESTION = "steps to loss"
 
 
-def branches(results: Sequence[Result], method: str) -> list[tuple[int, float]]:
+def branches(results: Sequence[Result], method: str) -> Curve:
     """Tokens, and the loss at the end of the branch, by length."""
     found = [
         (result.tokens, result.loss)
@@ -20,15 +19,13 @@ def branches(results: Sequence[Result], method: str) -> list[tuple[int, float]]:
 
 
 def times_the_tokens(results: Sequence[Result], method: str) -> float | None:
-    """On a straight line between the branches on either side; the shortest one if that is there already."""
-    points = branches(results, method)
-    ((dense_tokens, target),) = branches(results, "dense")
-    if points and points[0][1] <= target:
-        return points[0][0] / dense_tokens
-    for (left, above), (right, below) in pairwise(points):
-        if below <= target < above:
-            return (left + (right - left) * (above - target) / (above - below)) / dense_tokens
-    return None
+    """Those of dense that it needs; None: none of its branches comes down to dense's loss, or there is no such run."""
+    of_dense = branches(results, "dense")
+    if not of_dense:
+        return None
+    ((dense_tokens, target),) = of_dense
+    tokens = tokens_to(target, branches(results, method))
+    return None if tokens is None else tokens / dense_tokens
 
 
 def tokens_table(results: Sequence[Result], method: str) -> list[str]:
@@ -59,7 +56,7 @@ def time_table(results: Sequence[Result], times: Times, method: str, fewer_bytes
     runs = times.runs
     if not {"dense", method} <= runs.keys():
         return []
-    needed = times_the_tokens(results, method) if tokens_table(results, method) else None
+    needed = times_the_tokens(results, method)
     lines = [
         f"## Time to the loss of dense: {method}",
         "",

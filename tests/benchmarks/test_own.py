@@ -85,11 +85,9 @@ def test_tokens_and_time_to_the_loss_of_dense(tmp_path, capsys):
         keep(tmp_path, runs[f"{name}times the tokens"], [5.0, loss])
     seconds = {"dense": 1.0, "keel 32x": 0.9}
     times = Times(versions={}, runs={name: Timed(settings="") for name in seconds})
-    for mbps in RATES:
-        for name, of_compute in seconds.items():
-            times.runs[name].seconds[key(mbps)] = of_compute + (
-                0 if mbps is None else 99 / mbps / (32 if "x" in name else 1)
-            )
+    for name, of_compute in seconds.items():
+        sending = 99 if name == "dense" else 99 / 32
+        times.runs[name].seconds.update({key(mbps): of_compute + (sending / mbps if mbps else 0) for mbps in RATES})
     (tmp_path / "step_seconds.json").write_bytes(msgspec.json.encode(times))
     report(tmp_path)
     text = capsys.readouterr().out
