@@ -48,7 +48,11 @@ class Placement:
 
 
 def stages_of(schedule: str, processes: int) -> list[list[int]]:
-    """The stages of each process."""
+    """The stages of each process. One process has all segments as one."""
+    if schedule not in LAYOUTS:
+        raise UserError(f"there is no schedule {schedule!r}: write one of {', '.join(LAYOUTS)}")
+    if processes == 1:
+        return [[0]]
     layout = LAYOUTS[schedule]
     count = processes * layout.stages_per_process
     if layout.shape == "v":
@@ -59,7 +63,7 @@ def stages_of(schedule: str, processes: int) -> list[list[int]]:
 def place(schedule: str, processes: int, segments: int, shares: Sequence[int] | None = None) -> Placement:
     """Segments in equal shares, the larger ones first, where they do not come out even; or in these shares."""
     if processes == 1:
-        return Placement([range(segments)], [[0]])
+        return Placement([range(segments)], stages_of(schedule, 1))
     count = processes * LAYOUTS[schedule].stages_per_process
     if segments < count:
         raise UserError(
