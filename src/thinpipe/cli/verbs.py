@@ -12,6 +12,7 @@ from thinpipe.bench.links_config import LinksConfig
 from thinpipe.bench.step_config import StepConfig
 from thinpipe.cli.settings import EvalConfig, ExportConfig, GenerateConfig, ImportConfig, ReportConfig
 from thinpipe.data import PrepareConfig
+from thinpipe.plan.config import PlanConfig
 from thinpipe.swarm.settings import InviteConfig, JoinConfig, KickConfig, StatusConfig
 from thinpipe.train.config import RunConfig
 from thinpipe.train.hub_config import HubConfig, UpConfig
@@ -29,6 +30,7 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     "tokenize": Verb(PrepareConfig, "thinpipe.cli.tokenize:run"),
+    "plan": Verb(PlanConfig, "thinpipe.cli.plan:run", starts_with_file=True),
     "train": Verb(RunConfig, "thinpipe.train.launch:run", starts_with_file=True),
     "hub": Verb(HubConfig, "thinpipe.train.hub:run", starts_with_file=True),
     "join": Verb(JoinConfig, "thinpipe.train.join:run"),
