@@ -85,7 +85,7 @@ class Watch:
                 continue  # cut short when the hub was killed
             if isinstance(event, Step):
                 self.steps, self.executed = max(self.steps, event.step), self.executed + 1
-                event = msgspec.structs.replace(event, links=[], busy=[])
+                event = msgspec.structs.replace(event, links=[], busy=[], memory=[])
             self._tell(Happened(**self._now(), event=event))
 
     def _look_at_commits(self) -> None:

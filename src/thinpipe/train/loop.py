@@ -173,6 +173,7 @@ class Trainer:
             tokens_per_second=tokens / seconds,
             links=outcome.links,
             busy=outcome.busy,
+            memory=outcome.memory,
         )
         return step, outcome.stop
 
