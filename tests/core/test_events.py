@@ -52,7 +52,7 @@ def test_a_log_of_before_these_fields_is_read(tmp_path):
 
 def test_who_comes_and_goes_is_said_in_words():
     peers = [PeerPlace(name="anna", segments=[0, 1]), PeerPlace(name="bert", segments=[2])]
-    assert "epoch 2 begins: anna (segments 0 to 1), bert (segments 2)" in describe(
+    assert "epoch 2 begins: anna (segments 0 to 1), bert (segment 2)" in describe(
         Assembled(epoch=2, step=4, peers=peers)
     )
     assert describe(Arrived(step=0, peer="anna")).endswith("anna is there")

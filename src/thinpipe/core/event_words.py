@@ -26,6 +26,11 @@ _ADVICE = {
 
 
 def describe(event: AnyEvent) -> str:
+    """One line of text, with the step in front."""
+    return in_words(event) if isinstance(event, Started) else f"step: {event.step:>6}  {in_words(event)}"
+
+
+def in_words(event: AnyEvent) -> str:
     """One line of text."""
     match event:
         case Started():
@@ -34,42 +39,47 @@ def describe(event: AnyEvent) -> str:
             return f"{origin}, {event.parameters:,} trainable parameters{changes}"
         case Step():
             return (
-                f"step: {event.step:>6}  loss: {event.loss:7.4f}  grad_norm: {event.grad_norm:7.4f}  "
+                f"loss: {event.loss:7.4f}  grad_norm: {event.grad_norm:7.4f}  "
                 f"lr: {event.lr:.2e}  tps: {event.tokens_per_second:,.0f}{_links(event)}"
             )
         case Retried():
-            return f"step: {event.step:>6}  retried: {event.culprit} {event.reason}, from {event.sender}"
+            return f"retried: {event.culprit} {event.reason}, from {event.sender}"
         case Skipped():
             sender = f", from {event.sender}" if event.sender else ""
-            return f"step: {event.step:>6}  skipped: {event.culprit} {event.reason}{sender}; no weight changed"
+            return f"skipped: {event.culprit} {event.reason}{sender}; no weight changed"
         case Validated():
             if event.loss is None:
-                return f"step: {event.step:>6}  validation loss is not finite"
+                return "validation loss is not finite"
             bits = f"  bits per byte: {event.bits_per_byte:.4f}" if event.bits_per_byte is not None else ""
-            return f"step: {event.step:>6}  validation loss: {event.loss:7.4f}{bits}"
+            return f"validation loss: {event.loss:7.4f}{bits}"
         case BasisChanged():
             return (
-                f"step: {event.step:>6}  basis {event.version}: captured energy {event.captured_energy:.3f}, "
-                f"largest angle {event.largest_angle:.3f}, loss {event.loss_before:.4f} -> {event.loss_after:.4f}"
+                f"basis {event.version}: captured energy {event.captured_energy:.3f}, "
+                f"largest angle {event.largest_angle:.3f}, "
+                f"loss {_number(event.loss_before)} -> {_number(event.loss_after)}"
             )
         case Saved():
-            return f"step: {event.step:>6}  saved {event.path} ({event.nbytes / 1e6:.1f} MB, {event.seconds:.1f} s)"
+            return f"saved {event.path} ({event.nbytes / 1e6:.1f} MB, {event.seconds:.1f} s)"
         case SaveFailed():
-            return f"step: {event.step:>6}  could not save: {event.reason}; older checkpoints stay"
+            return f"could not save: {event.reason}; older checkpoints stay"
         case Stopped():
-            return f"step: {event.step:>6}  stopped: {event.reason}{_ADVICE.get(event.reason, '')}"
+            return f"stopped: {event.reason}{_ADVICE.get(event.reason, '')}"
         case Assembled():
-            places = ", ".join(f"{peer.name} (segments {_span(peer.segments)})" for peer in event.peers)
-            return f"step: {event.step:>6}  epoch {event.epoch} begins: {places}"
+            places = ", ".join(f"{peer.name} ({_span(peer.segments)})" for peer in event.peers)
+            return f"epoch {event.epoch} begins: {places}"
         case Arrived():
-            return f"step: {event.step:>6}  {event.peer} is there"
+            return f"{event.peer} is there"
         case Departed():
-            return f"step: {event.step:>6}  {event.reason}"
+            return event.reason
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def _span(segments: Sequence[int]) -> str:
     first, last = segments[0], segments[-1]
-    return str(first) if first == last else f"{first} to {last}"
+    return f"segment {first}" if first == last else f"segments {first} to {last}"
 
 
 def _links(event: Step) -> str:

@@ -30,6 +30,10 @@ class Started(Event, frozen=True, kw_only=True, tag="started"):
     resumed_from: str | None = None
     changed: list[str] = []
     """Settings that differ from those of the checkpoint."""
+    dim: int = 0
+    """Numbers of a token in a dense model of this width; 0 in logs that do not say it."""
+    segments: list[list[int]] = []
+    """Those that each process computes."""
 
 
 class LinkUse(msgspec.Struct, frozen=True, kw_only=True):

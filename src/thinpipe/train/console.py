@@ -1,5 +1,8 @@
-"""What a person sees of a run: a progress bar with the time left on a terminal, plain lines anywhere else."""
+"""What a person sees of a run: a progress bar with the time left on a terminal, plain lines anywhere else;
+or the whole pipeline, a page and other people's tools, where somebody asks for them."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -7,19 +10,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from thinpipe.core.event_words import describe
-from thinpipe.core.events import AnyEvent, HubEvent, Started, Step
+from thinpipe.core.events import AnyEvent, HubEvent, SaveFailed, Started, Step
+from thinpipe.live.serving import serving
+from thinpipe.live.sinks import Sink, SinkSettings, open_sinks
+from thinpipe.live.table import Table
+from thinpipe.train.config import RunConfig
 
 
 class Display(Protocol):
     """Shows events as they happen."""
 
     def show(self, event: AnyEvent) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 class Lines:
@@ -32,14 +33,6 @@ class Lines:
         if isinstance(event, HubEvent) or (isinstance(event, Step) and event.step % self.log_freq and event.step != 1):
             return  # of who comes and goes the hub speaks itself, with more words
         self.console.print(describe(event), highlight=False, soft_wrap=True, markup=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
 
 class Bar:
@@ -76,6 +69,42 @@ class Bar:
         self.progress.stop()
 
 
-def open_display(*, log_freq: int, total_steps: int) -> Display:
-    console = Console()
-    return Bar(console, total_steps=total_steps) if console.is_terminal else Lines(console, log_freq=log_freq)
+class WithSinks:
+    """A display, and whoever else is told. A sink that fails is told no more: that is no reason to stop computing."""
+
+    def __init__(self, display: Display, sinks: Sequence[Sink]) -> None:
+        self._display, self._sinks = display, list(sinks)
+
+    def show(self, event: AnyEvent) -> None:
+        self._display.show(event)
+        for sink in list(self._sinks):
+            try:
+                sink.tell(event)
+            except OSError as error:
+                self._sinks.remove(sink)
+                name = type(sink).__name__
+                self._display.show(SaveFailed(step=event.step, reason=f"{name} is told no more: {error}"))
+
+
+@contextmanager
+def open_display(config: RunConfig, *, leads: bool = True) -> Iterator[Display]:
+    """`leads`: pages and sinks are for one process of a run."""
+    console, metrics, folder = Console(), config.metrics, config.job.dump_folder
+    with ExitStack() as stack:
+        sinks = list[Sink]()
+        if leads:
+            if metrics.dashboard is not None:
+                address = stack.enter_context(serving(folder, port=metrics.dashboard))
+                console.print(f"the page of this run is at {address}", highlight=False)
+            asked = SinkSettings(
+                folder=folder, prometheus=metrics.prometheus, tensorboard=metrics.tensorboard, wandb=metrics.wandb
+            )
+            for sink in open_sinks(asked):
+                stack.callback(sink.close)
+                sinks.append(sink)
+        if not console.is_terminal:
+            yield WithSinks(Lines(console, log_freq=metrics.log_freq), sinks)
+        elif metrics.live and leads:
+            yield WithSinks(stack.enter_context(Table(console, folder)), sinks)
+        else:
+            yield WithSinks(stack.enter_context(Bar(console, total_steps=config.training.steps)), sinks)
