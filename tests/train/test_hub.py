@@ -39,6 +39,9 @@ def test_up_trains_to_the_weights_of_one_process(run_config, hosted, programs):
     assert "finished" in up.printed
     assert files_of(config, 12) == files_of(run_config, 12)
     assert [step.loss for step in steps_of(config)] == [step.loss for step in steps_of(run_config)]
+    assert {len(step.memory) for step in steps_of(config)} == {3}
+    assert {len(step.memory) for step in steps_of(run_config)} == {1}
+    assert min(held for step in steps_of(config) for held in step.memory) > 50 << 20, "what torch itself takes"
     code, printed = run_to_end("status", config.job.dump_folder)
     assert (code, printed.startswith("finished; ")) == (0, True), printed
 

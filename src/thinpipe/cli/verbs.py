@@ -12,6 +12,7 @@ from thinpipe.bench.links_config import LinksConfig
 from thinpipe.bench.step_config import StepConfig
 from thinpipe.cli.settings import EvalConfig, ExportConfig, GenerateConfig, ImportConfig, ReportConfig
 from thinpipe.data import PrepareConfig
+from thinpipe.live.settings import WatchConfig
 from thinpipe.plan.config import PlanConfig
 from thinpipe.swarm.settings import InviteConfig, JoinConfig, KickConfig, StatusConfig
 from thinpipe.train.config import RunConfig
@@ -36,6 +37,7 @@ VERBS: dict[str, Verb] = {
     "join": Verb(JoinConfig, "thinpipe.train.join:run"),
     "up": Verb(UpConfig, "thinpipe.train.hub:up", starts_with_file=True),
     "status": Verb(StatusConfig, "thinpipe.cli.swarm:status"),
+    "watch": Verb(WatchConfig, "thinpipe.live.watch:run"),
     "invite": Verb(InviteConfig, "thinpipe.cli.swarm:invite"),
     "kick": Verb(KickConfig, "thinpipe.cli.swarm:kick"),
     "eval": Verb(EvalConfig, "thinpipe.cli.evaluate:run"),
