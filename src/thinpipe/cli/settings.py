@@ -20,9 +20,11 @@ class EvalConfig:
     seq_len: int | None = None
     """Tokens per window. Default: that of the training."""
     batch_size: int = 8
+    """Windows at a time."""
     max_batches: int = 0
     """Only so many, spread evenly over the text; 0: all of it."""
     device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -38,12 +40,15 @@ class GenerateConfig:
     prompt: str = "The "
     """The text to continue."""
     max_new_tokens: int = 100
+    """Stop after so many, or where the text ends."""
     temperature: float = 0.8
     """0 always takes the likeliest token."""
     top_p: float = 0.95
     """Only the likeliest tokens that together have this probability."""
     seed: int = 0
+    """Another seed draws other tokens."""
     device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -110,6 +110,7 @@ class KickConfig:
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """The dump_folder of the hub's run."""
     peer: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PEER")]
+    """Its name, as `thinpipe status` shows it."""
 
 
 @dataclass(frozen=True, kw_only=True)

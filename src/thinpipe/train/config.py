@@ -32,13 +32,17 @@ class ModelSection:
     initial: Path | None = None
     """Start from this checkpoint folder (see `thinpipe import`) instead of random weights; it also says the model."""
     dim: int | None = None
+    """Width d of the model. None, here and below: as the preset has it."""
     n_layers: int | None = None
+    """Blocks."""
     n_heads: int | None = None
+    """Attention heads, which share dim."""
     n_kv_heads: int | None = None
-    """Llama only."""
+    """Llama only: heads of keys and values."""
     hidden_dim: int | None = None
-    """Llama only."""
+    """Llama only: width of the MLP."""
     max_seq_len: int | None = None
+    """The longest text that the model can be given, in tokens."""
     dropout: float | None = None
     """GPT-2 only."""
     tied: bool | None = None
@@ -147,8 +151,11 @@ class OptimizerSection:
     lr: float = 1e-3
     """The highest learning rate of the schedule."""
     beta1: float = 0.9
+    """AdamW: how long the mean of the gradients remembers."""
     beta2: float = 0.95
+    """AdamW: how long the mean of their squares does."""
     eps: float = 1e-8
+    """AdamW: added to the root of that."""
     weight_decay: float = 0.01
     """Of matrices; norms and biases are not decayed."""
     second_moment: Literal["row", "element"] = "row"

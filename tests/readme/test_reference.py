@@ -1,0 +1,47 @@
+"""docs/reference is what docs/reference/make.py makes of today's settings, and says something of each."""
+
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from thinpipe.cli.verbs import VERBS
+
+REFERENCE = Path(__file__).parents[2] / "docs/reference"
+
+
+@pytest.fixture(scope="module")
+def make():
+    spec = spec_from_file_location("thinpipe_reference", REFERENCE / "make.py")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.mark.parametrize("name", ["settings.md", "commands.md"])
+def test_the_page_is_not_stale(make, name):
+    assert (REFERENCE / name).read_text() == make.PAGES[name](), "run: python docs/reference/make.py"
+
+
+def test_every_setting_says_what_it_does(make):
+    silent = [f"{verb}: {entry.name}" for verb in VERBS for entry in make._flags(VERBS[verb].config) if not entry.help]
+    assert not silent
+
+
+def test_a_section_shows_the_defaults_that_it_has_where_it_stands(make):
+    assert "| `--sweep.shape.dim` | integer | `320` |" in make.commands_page()
+
+
+def test_a_key_is_found_with_its_type_default_and_help(make):
+    page = make.settings_page()
+    assert "| `backward` | `fp32`, `bf16`, `int8`, `int4` | `fp32` | Number format of its gradient." in page
+    assert "## `[boundary.gradients]`" in page
+
+
+def test_it_needs_no_torch():
+    script = "import sys, runpy; runpy.run_path(sys.argv[1]); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script, str(REFERENCE / "make.py")], check=True, timeout=120)
