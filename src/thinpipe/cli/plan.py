@@ -11,6 +11,7 @@ from thinpipe.core.units import parse_count
 from thinpipe.plan.advice import advise, bottleneck
 from thinpipe.plan.bill import bill
 from thinpipe.plan.config import PlanConfig
+from thinpipe.plan.devices import precision_of
 from thinpipe.plan.draft import draft
 from thinpipe.plan.machines import Machines, from_status, load_machines
 from thinpipe.plan.render import as_table, render
@@ -23,7 +24,7 @@ def run(config: PlanConfig) -> int:
     """1: it does not fit."""
     settings, everyone = config.as_run(), config.hub.everyone
     model, guessed = model_of(settings, config.vocab_size)
-    machines = _machines(config.machines)
+    machines = _machines(config.machines, settings)
     machines = replace(machines, assumptions=(*machines.assumptions, *guessed))
     tried = ""
     if config.search:
@@ -62,7 +63,7 @@ def _as_flags(config: RunConfig, boundaries: tuple[int, ...]) -> str:
     return "  " + " ".join(flag for flag in flags if flag)
 
 
-def _machines(named: Path | None) -> Machines:
+def _machines(named: Path | None, settings: RunConfig) -> Machines:
     if named is None:
         raise UserError(
             "a plan needs machines: --machines FILE (examples/machines.toml is one), or the folder of a hub's run"
@@ -71,4 +72,4 @@ def _machines(named: Path | None) -> Machines:
         from thinpipe.cli.swarm import ask_status  # needs the extra `swarm`
 
         return from_status(ask_status(named))
-    return load_machines(named)
+    return load_machines(named, precision=precision_of(settings))

@@ -17,5 +17,5 @@ def bill(plan: Draft, tokens: int | None = None) -> Bill:
     """`tokens`: those of the run, if it is not said."""
     count = plan.config.training.steps * plan.tokens_per_step if tokens is None else tokens
     hours = count / plan.tokens_per_second / 3600
-    prices = [part.machine.price_per_hour for part in plan.parts if part.machine.price_per_hour is not None]
-    return Bill(tokens=count, hours=hours, money=sum(prices) * hours if prices else None)
+    price = sum(part.machine.price_per_hour for part in plan.parts)
+    return Bill(tokens=count, hours=hours, money=price * hours if price else None)
