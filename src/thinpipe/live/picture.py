@@ -38,7 +38,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
     step: int
     kind: str
-    """The event's tag."""
+    """The event's tag, or recovered."""
     text: str
 
 
@@ -57,7 +57,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     state: str
-    """waiting, running, finished, or "stopped: why"."""
+    """waiting, running, recovering, finished, or "stopped: why"."""
     heard_s: float | None
     """When the last event was written, in seconds since 1970."""
     quiet_after_s: float

@@ -134,5 +134,6 @@ SINKS: Mapping[str, Callable[[SinkSettings], Sink]] = {
 def open_sinks(settings: SinkSettings) -> Iterator[Sink]:
     """Those that are asked for, one after the other: each is to be closed, also when the next cannot be opened."""
     for name, make in SINKS.items():
-        if getattr(settings, name) not in (None, False):
+        asked = getattr(settings, name)
+        if asked is not None and asked is not False:  # port 0 is any that is free
             yield make(settings)

@@ -16,6 +16,7 @@ from thinpipe.core.events import (
     Stopped,
     Validated,
 )
+from thinpipe.core.units import say_duration
 from thinpipe.live.curve import Curve
 from thinpipe.live.lately import Lately
 from thinpipe.live.picture import Note, Picture, Recovery, Seat
@@ -57,8 +58,7 @@ class Story:
             case Arrived():
                 self._present[event.peer] = None
             case Departed():
-                self._present.pop(event.peer, None)
-                self._broken = event if event.epoch else self._broken
+                self._departed(event)
             case Validated():
                 if event.loss is not None:
                     self.validations.add(event.step, event.loss)
@@ -77,6 +77,13 @@ class Story:
         except (tomllib.TOMLDecodeError, AttributeError, TypeError, ValueError):  # a peer's text, or of another version
             self.steps = 0
 
+    def _departed(self, event: Departed) -> None:
+        if self.state == "finished":  # who goes home then is not missed
+            return
+        self._present.pop(event.peer, None)
+        if event.epoch:
+            self._broken, self.state = event, "recovering"
+
     def _stepped(self, event: Step) -> None:
         self.state = "running"
         if self._broken is not None and self.last is not None:
@@ -84,6 +91,9 @@ class Story:
             seconds = event.time_s - self._broken.time_s
             reason = plain(self._broken.reason)
             self._recoveries.append(Recovery(step=self.last.step, seconds=seconds, lost_steps=lost, reason=reason))
+            again = f", {lost} step(s) computed again" if lost else ""
+            text = f"goes on after {say_duration(seconds)}{again}"
+            self._notes.append(Note(time_s=event.time_s, step=event.step, kind="recovered", text=text))
         self._broken, self.last = None, event
         self.curve.add(event.step, event.loss)
         self.lately.add(event)
