@@ -57,7 +57,7 @@ def test_the_quick_start_runs_in_five_minutes_and_learns(quick_start):
     ]
     assert losses[-1] < losses[0] < 7.6  # ln 2048, what guessing costs
     assert losses[-1] < 6.0
-    assert (folder / "runs/quickstart/loss.png").stat().st_size > 10_000
+    assert (folder / "runs/quickstart/report/loss.png").stat().st_size > 10_000
     assert printed["generate"].startswith("Alice looked at the Queen")
     assert len(printed["generate"]) > 100
 
@@ -79,11 +79,13 @@ def test_the_slow_line_shows_what_the_readme_says(quick_start):
         assert re.search(
             r"bubble: \d+% \(slowest: process \d\)  sent: [\d.]+ MB  busiest link: [\d.]+ Mbps over", printed
         )
-    *lines, figure = run(report, folder).strip().splitlines()
+    thin_line, thick_line, cost, page = run(report, folder).strip().splitlines()
+    lines = (thin_line, thick_line)
     sizes = {line.split()[0]: float(re.search(r"([\d,]+) bytes/token", line)[1].replace(",", "")) for line in lines}
     # 16 numbers in 2 bytes forward, in one and a scale of 2 back, and the id, against 256 numbers in 2 bytes each way.
     assert sizes == {"thin": pytest.approx(16 * 2 + 16 + 2 + 2, abs=1), "thick": pytest.approx(256 * 4 + 2, abs=1)}
-    assert (folder / figure).stat().st_size > 10_000
+    assert cost.startswith("thin against thick: training loss")
+    assert "loss over time" in (folder / page).read_text()
 
 
 @pytest.mark.timeout(LIMIT_SECONDS)

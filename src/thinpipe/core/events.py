@@ -243,6 +243,20 @@ def read_events(path: Path) -> Iterator[AnyEvent]:
                 continue
 
 
+def read_known_events(path: Path) -> tuple[list[AnyEvent], int]:
+    """Like `read_events`, for logs of any version: the events that this one knows, and how many lines it does not."""
+    events, unknown = list[AnyEvent](), 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                events.append(_DECODER.decode(line))
+            except msgspec.ValidationError:
+                unknown += 1
+            except msgspec.DecodeError:
+                continue
+    return events, unknown
+
+
 def _ends_with_newline(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
