@@ -12,7 +12,7 @@ from thinpipe.boundary.registry import METHODS
 from thinpipe.boundary.settings import BoundarySection, Compression
 from thinpipe.checkpoint import memories
 from thinpipe.models.config import NeckConfig, SubspaceConfig
-from thinpipe.pipeline.schedules import SCHEDULES
+from thinpipe.pipeline.placement import LAYOUTS
 from thinpipe.train.config import (
     BasisSection,
     ModelSection,
@@ -161,4 +161,4 @@ def run_case(case: Case, segments: int, schedule: str, group: dist.ProcessGroup 
 
 
 def segments_for(schedule: str, processes: int) -> int:
-    return processes * SCHEDULES[schedule].stages_per_process
+    return processes * LAYOUTS[schedule].stages_per_process

@@ -19,7 +19,8 @@ from thinpipe.boundary.registry import COMPRESSORS, MEMORIES
 from thinpipe.core.errors import UserError
 from thinpipe.models.config import SubspaceConfig
 from thinpipe.pipeline.mail import mail_tag
-from thinpipe.pipeline.schedules import SCHEDULES, place
+from thinpipe.pipeline.placement import place
+from thinpipe.pipeline.schedules import SCHEDULES
 from thinpipe.pipeline.stage import KNOWN_TORCH
 from thinpipe.train.engine import Engine
 

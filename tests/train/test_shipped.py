@@ -9,7 +9,7 @@ from benchmarks.own.runs import keel
 from thinpipe.core.config import load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.models import build
-from thinpipe.pipeline.schedules import place
+from thinpipe.pipeline.placement import place
 from thinpipe.train.config import RunConfig
 from thinpipe.train.shipped import settings_file, shipped
 

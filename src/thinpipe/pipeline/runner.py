@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinpipe.pipeline.chain import Chain
-from thinpipe.pipeline.schedules import SCHEDULES, Placement
+from thinpipe.pipeline.placement import LAYOUTS, Placement
+from thinpipe.pipeline.schedules import SCHEDULES
 from thinpipe.pipeline.stage import MessageStage
 
 
@@ -100,13 +101,13 @@ class PipelineRunner:
         ]
         for stage in self.stages:
             stage.previous_here = next((s for s in self.stages if s.stage_index == stage.stage_index - 1), None)
-        kind = SCHEDULES[schedule]
-        self.schedule = kind.make(
-            self.stages[0] if kind.stages_per_process == 1 else self.stages,
+        layout = LAYOUTS[schedule]
+        self.schedule = SCHEDULES[schedule](
+            self.stages[0] if layout.stages_per_process == 1 else self.stages,
             microbatches,
             loss_fn=lambda loss, _nothing: loss,
             scale_grads=False,
-            **({"extra": extra} if kind.takes_extra else {}),
+            **({"extra": extra} if layout.takes_extra else {}),
         )
         for stage in self.stages:
             stage.connect()

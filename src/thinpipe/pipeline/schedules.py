@@ -1,76 +1,15 @@
-"""Schedules by name: torch's own, with the places they give to segments. Adding one is a line here."""
+"""Schedules by name: torch's own. Adding one is a line here and one in `pipeline/placement.py`."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 from torch.distributed.pipelining import ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
 
-from thinpipe.core.errors import UserError
 from thinpipe.pipeline.stage import EarlyForwards1F1B
 
-
-@dataclass(frozen=True)
-class ScheduleKind:
-    make: Callable[..., Any]
-    stages_per_process: int
-    shape: Literal["loop", "v"] = "loop"
-    """loop: process r has stages r, r + N, ...; v: r and, on the way back, the one opposite."""
-    takes_extra: bool = False
-    """More micro-batches may be under way than it would have by itself."""
-
-
-SCHEDULES: dict[str, ScheduleKind] = {
-    "GPipe": ScheduleKind(ScheduleGPipe, 1),
-    "1F1B": ScheduleKind(EarlyForwards1F1B, 1, takes_extra=True),
-    "Interleaved1F1B": ScheduleKind(ScheduleInterleaved1F1B, 2),
-    "ZBVZeroBubble": ScheduleKind(ScheduleZBVZeroBubble, 2, shape="v"),
+SCHEDULES: dict[str, Callable[..., Any]] = {
+    "GPipe": ScheduleGPipe,
+    "1F1B": EarlyForwards1F1B,
+    "Interleaved1F1B": ScheduleInterleaved1F1B,
+    "ZBVZeroBubble": ScheduleZBVZeroBubble,
 }
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Which segments make a stage, and which stages a process has, in the order that the schedule wants."""
-
-    stages: list[range]
-    processes: list[list[int]]
-
-    def segments_of(self, process: int) -> list[int]:
-        return [segment for stage in self.processes[process] for segment in self.stages[stage]]
-
-    @property
-    def homes(self) -> list[int]:
-        """The process of every segment."""
-        process_of = {stage: process for process, stages in enumerate(self.processes) for stage in stages}
-        return [process_of[stage] for stage, segments in enumerate(self.stages) for _ in segments]
-
-    @property
-    def last_process(self) -> int:
-        """The one with the last segment."""
-        return next(rank for rank, stages in enumerate(self.processes) if len(self.stages) - 1 in stages)
-
-
-def place(schedule: str, processes: int, segments: int, shares: Sequence[int] | None = None) -> Placement:
-    """Segments in equal shares, the larger ones first, where they do not come out even; or in these shares."""
-    if processes == 1:
-        return Placement([range(segments)], [[0]])
-    kind = SCHEDULES[schedule]
-    count = processes * kind.stages_per_process
-    if segments < count:
-        raise UserError(
-            f"{schedule} on {processes} processes needs a model of {count} segments or more, and this one has "
-            f"{segments}: set model.boundaries to at least {count - 1} cuts, or change the schedule or "
-            "parallelism.pipeline_parallel_degree"
-        )
-    if shares is not None and (len(shares) != count or sum(shares) != segments or min(shares) < 1):
-        raise UserError(
-            f"parallelism.pipeline_parallel_shares {list(shares)} must be {count} numbers, one for each stage, of 1 or "
-            f"more, which together make the model's {segments} segments"
-        )
-    equal = [-(-index * segments // count) for index in range(count + 1)]
-    starts = equal if shares is None else [0, *accumulate(shares)]
-    stages = [range(start, stop) for start, stop in pairwise(starts)]
-    if kind.shape == "v":
-        return Placement(stages, [[rank, count - 1 - rank] for rank in range(processes)])
-    return Placement(stages, [list(range(rank, count, processes)) for rank in range(processes)])

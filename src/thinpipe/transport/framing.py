@@ -21,9 +21,10 @@ FRAME_HEADERS_NBYTES = ETHERNET_HEADER_NBYTES + IP_HEADER_NBYTES + TCP_HEADER_NB
 
 def wire_nbytes(payload_nbytes: int) -> int:
     """gloo's notice in a frame of its own, then the message in frames of 1514 bytes that carry 1448 each."""
-    return _framed(GLOO_HEADER_NBYTES) + _framed(GLOO_HEADER_NBYTES + payload_nbytes)
+    return framed_nbytes(GLOO_HEADER_NBYTES) + framed_nbytes(GLOO_HEADER_NBYTES + payload_nbytes)
 
 
-def _framed(stream_nbytes: int) -> int:
+def framed_nbytes(stream_nbytes: int) -> int:
+    """So many bytes of a TCP stream, in full frames as far as they go."""
     frames = -(-stream_nbytes // SEGMENT_NBYTES)
     return stream_nbytes + frames * FRAME_HEADERS_NBYTES
