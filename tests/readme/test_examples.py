@@ -5,16 +5,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(name, *arguments):
     command = [sys.executable, str(EXAMPLES / name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+@pytest.mark.timeout(900)
 def test_a_boundary_method_of_ones_own_sends_the_bytes_that_it_states_and_learns():
     printed = run("custom_boundary.py", "8")
     found = re.findall(r"^(\w+): (\d+) bytes a token, validation loss ([\d.]+)$", printed, re.MULTILINE)
@@ -22,6 +25,7 @@ def test_a_boundary_method_of_ones_own_sends_the_bytes_that_it_states_and_learns
     assert all(float(loss) < 7.6 for *_, loss in found)  # ln 2048, what guessing costs
 
 
+@pytest.mark.timeout(900)
 def test_the_python_api_trains_goes_on_and_writes(tmp_path):
     first = run("python_api.py", str(tmp_path), "4")
     second = run("python_api.py", str(tmp_path), "6")

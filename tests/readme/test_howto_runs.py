@@ -1,0 +1,103 @@
+"""The commands of how-tos, as they stand there but for fewer steps, in an empty folder."""
+
+import json
+import re
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+from tests.readme.pages import ROOT, marked, save_files
+from thinpipe.cli import main
+from thinpipe.core.events import Step, read_events
+from thinpipe.data.sources import open_sources
+
+FEW_STEPS = ("--training.steps", "3", "--lr-scheduler.warmup-steps", "1")
+
+
+def follow(page, name):
+    """Runs the commands under a mark."""
+    for program, *words in marked(page, name):
+        assert program == "thinpipe"
+        if words[0] == "train":
+            train(*words[1:])
+        else:
+            assert main(words) == 0, words
+
+
+def train(*words):
+    """In a program of its own, which may start others."""
+    command = [sys.executable, "-m", "thinpipe", "train", *words, *FEW_STEPS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def losses(folder):
+    return [event.loss for event in read_events(folder / "events.jsonl") if isinstance(event, Step)]
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    """The sample text in forty documents."""
+    text = "\n".join(document.text for document in open_sources(["sample:train"]).documents())
+    edges = [len(text) * edge // 40 for edge in range(41)]
+    return [text[start:end] for start, end in pairwise(edges)]
+
+
+@pytest.mark.timeout(900)
+def test_on_one_laptop(pieces, tmp_path, monkeypatch, capsys):
+    page = ROOT / "docs/howto/laptop.md"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    save_files(page, tmp_path)
+    (tmp_path / "books").mkdir()
+    for number, piece in enumerate(pieces):
+        (tmp_path / f"books/{number}.txt").write_text(piece)
+    follow(page, "laptop text")
+    follow(page, "laptop train")
+    assert "Once upon a time" in capsys.readouterr().out
+    follow(page, "laptop processes")
+    assert len(losses(tmp_path / "runs/two")) == 3
+    again = ["--job.dump-folder", "runs/again", "--parallelism.pipeline-parallel-microbatch-size", "2"]
+    train("laptop.toml", *again)
+    assert losses(tmp_path / "runs/again") == losses(tmp_path / "runs/two")
+
+
+def save_small_smollm2(folder, text):
+    """A model with the shape of SmolLM2-135M (30 blocks, 9 heads, 3 of keys, tied head), but few numbers."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator([text], vocab_size=600, special_tokens=["<|endoftext|>"], show_progress=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, eos_token="<|endoftext|>")
+    tokenizer.save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=600,
+        hidden_size=36,
+        intermediate_size=24,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.mark.timeout(900)
+def test_fine_tune(pieces, tmp_path, monkeypatch, capsys):
+    page = ROOT / "docs/howto/fine-tune.md"
+    monkeypatch.chdir(tmp_path)
+    save_files(page, tmp_path)
+    save_small_smollm2(tmp_path / "smollm2", pieces[0])
+    follow(page, "fine-tune")
+    before = re.findall(r"^loss ([\d.]+) nats", capsys.readouterr().out, re.MULTILINE)
+    follow(page, "fine-tune train")
+    assert len(losses(tmp_path / "runs/tune")) == 3
+    assert float(before[-1]) == pytest.approx(
+        losses(tmp_path / "runs/tune")[0], abs=0.3
+    )  # it began where the import was
+    exported = json.loads((tmp_path / "tuned/config.json").read_text())
+    assert (exported["num_hidden_layers"], exported["tie_word_embeddings"]) == (30, False)
