@@ -5,13 +5,14 @@ from statistics import median
 
 from benchmarks.plan_reality import CALIBRATION, SETTINGS, Compared, Kept, calibrate, compare, config_of
 from thinpipe.core.files import write_atomically
-from thinpipe.report.curve import pyplot
+from thinpipe.report.figures import pyplot
 
 
 def report(kept: Kept, data: Path, output: Path) -> None:
     config = config_of(CALIBRATION, data, Path("run"), steps=kept.steps)
     runs = kept.runs[CALIBRATION.name]
-    calibration = calibrate(config, min(runs, key=lambda run: abs(run.seconds - _middle(runs))), cores=kept.cores)
+    middle = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
+    calibration = calibrate(config, middle, cores=kept.cores)
     rows = [compare(setting, kept, calibration, data) for setting in SETTINGS if kept.runs.get(setting.name)]
     software = ", ".join(f"{key} {value}" for key, value in kept.versions.items())
     tokens = config.training.global_batch_size * config.training.seq_len
@@ -46,10 +47,6 @@ def report(kept: Kept, data: Path, output: Path) -> None:
     write_atomically(output / "plan_reality.md", "\n".join(lines).encode())
     _draw(rows, tokens, output / "plan_reality.png")
     print("\n".join(lines))
-
-
-def _middle(runs: list[object]) -> float:
-    return median(run.seconds for run in runs)  # type: ignore[attr-defined]
 
 
 def _words(what: str, errors: list[float]) -> str:

@@ -11,7 +11,7 @@ import pytest
 from thinpipe.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FRIENDS, MACHINES = str(EXAMPLES / "friends.toml"), str(EXAMPLES / "machines.toml")
+FRIENDS, MACHINES = str(EXAMPLES / "friends-1b.toml"), str(EXAMPLES / "machines.toml")
 
 
 def test_people_are_told_whether_it_fits_how_fast_it_is_and_what_limits_it(capsys):

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from thinpipe.plan.machines import Hub, Machine, Machines
 
 from thinpipe.boundary.settings import BoundarySection
 from thinpipe.core.config import load_toml
@@ -13,6 +12,7 @@ from thinpipe.models.config import SubspaceConfig
 from thinpipe.plan.advice import advise, bottleneck
 from thinpipe.plan.bill import bill
 from thinpipe.plan.draft import draft
+from thinpipe.plan.machines import Hub, Machine, Machines
 from thinpipe.plan.search import balanced_cut, search
 from thinpipe.plan.shape import model_of
 from thinpipe.train.config import ModelSection, ParallelismSection, RunConfig, TrainingSection
@@ -109,7 +109,7 @@ def test_search_finds_something_that_is_at_least_as_fast_and_fits():
     found = search(config, model, machines)
     assert found.best.fits
     assert found.best.tokens_per_second >= before.tokens_per_second
-    assert found.tried + found.left > 20
+    assert found.tried > 20
 
 
 def test_a_balanced_cut_gives_faster_machines_more_blocks():

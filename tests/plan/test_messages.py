@@ -28,7 +28,8 @@ def test_lengths_are_those_of_real_messages(case, vocabulary):
     config = replace(config, parallelism=sizes, training=TrainingSection(steps=9, global_batch_size=4, seq_len=11))
     model = config.model.resolve(vocabulary)
     said, method = message_nbytes(model, config), boundary_method(model, config)
-    assert said == Messages(forward_nbytes=method.forward_nbytes, backward_nbytes=method.backward_nbytes)
+    assert (said.forward_nbytes, said.backward_nbytes) == (method.forward_nbytes, method.backward_nbytes)
+    assert said.ids_nbytes == method.shape.ids_nbytes
 
     state = torch.randn(2, 11, model.state_width, generator=torch.Generator().manual_seed(0))
     ids_BW = torch.arange(24).view(2, 12)
@@ -45,7 +46,9 @@ def test_every_compressor_and_format_has_a_length():
 
 def test_an_uncut_model_sends_nothing():
     config = config_of(CASES[0], 1, "1F1B")
-    assert message_nbytes(config.model.resolve(64), config) == Messages(forward_nbytes=0, backward_nbytes=0)
+    assert message_nbytes(config.model.resolve(64), config) == Messages(
+        forward_nbytes=0, backward_nbytes=0, ids_nbytes=0
+    )
 
 
 def test_a_method_for_another_kind_of_model_is_refused():

@@ -30,8 +30,8 @@ def run(config: PlanConfig) -> int:
     if config.search:
         found = search(settings, model, machines, everyone=everyone)
         settings, model = found.best.config, found.best.model
-        left = f"; {found.left} more were not, for want of time" if found.left else ""
-        tried = f"{found.tried} combinations were tried{left}. The best:\n{_as_flags(settings, model.boundaries)}"
+        end = "" if found.at_the_end else " in the time there was"
+        tried = f"{found.tried} combinations tried{end}. The best:\n{_as_flags(settings, model.boundaries)}"
     plan = draft(settings, model, machines, everyone=everyone, record=config.figure is not None)
     limit, changes = bottleneck(plan), advise(plan, everyone=everyone)
     cost = bill(plan, None if config.tokens is None else parse_count(config.tokens))
@@ -40,7 +40,7 @@ def run(config: PlanConfig) -> int:
     else:
         console = Console(highlight=False, markup=False)
         if tried:
-            console.print(tried)
+            console.print(tried, soft_wrap=True)
         console.print(render(plan, limit, changes, cost))
     if config.figure is not None:
         from thinpipe.plan.figure import draw

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from thinpipe.plan.draft import Draft, say_line
-from thinpipe.report.curve import pyplot
+from thinpipe.report.figures import pyplot
 
 _COLOURS = {
     "forward": "#3182bd",

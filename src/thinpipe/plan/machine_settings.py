@@ -22,6 +22,8 @@ class MachineSection:
     """What training reaches, in dense operations of the run's precision; beats what is known of the device."""
     memory: str | None = None
     """That a run may use, for example 24GB. None: that of the device."""
+    overhead: str = "500MB"
+    """Of its memory: Python, torch and its libraries."""
     up: str | None = None
     """For example 20mbps. None: as fast as can be."""
     down: str | None = None
@@ -54,7 +56,9 @@ class MachineSection:
             raise UserError(f"{self._where}: price must be at least 0, not {self.price}")
         if self.cores is not None and self.host is None:
             raise UserError(f"{self._where}: cores are shared by machines of one host: set host, or leave cores out")
-        _check_quantities(self._where, memory=self.memory, up=self.up, down=self.down, latency=self.latency)
+        _check_quantities(
+            self._where, memory=self.memory, overhead=self.overhead, up=self.up, down=self.down, latency=self.latency
+        )
 
     @property
     def called(self) -> str:
@@ -98,7 +102,7 @@ class MachinesFile:
 
 
 def _check_quantities(where: str, **quantities: str | None) -> None:
-    readers = {"memory": parse_bytes, "latency": parse_duration}
+    readers = {"memory": parse_bytes, "overhead": parse_bytes, "latency": parse_duration}
     for name, text in quantities.items():
         if text is None:
             continue

@@ -12,6 +12,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.units import parse_bytes, parse_duration, parse_rate
 from thinpipe.plan.devices import Precision, find_device
 from thinpipe.plan.machine_settings import Duplex, LatencyPer, MachineSection, MachinesFile
+from thinpipe.swarm.assign import Machine as Measured
 from thinpipe.swarm.status import Status
 
 
@@ -33,6 +34,18 @@ class Machine:
     """Processors of the host; so many of its machines compute at full speed at once."""
     duplex: Duplex = "full"
     latency_per: LatencyPer = "pipelined"
+    overhead_nbytes: int = 0
+    """Of its memory: Python, torch and its libraries, beside all tensors."""
+
+    def for_assigning(self) -> Measured:
+        """As a hub would know it."""
+        return Measured(
+            name=self.name,
+            flops=self.flops,
+            memory_nbytes=max(0, self.memory_nbytes - self.overhead_nbytes),
+            up_bps=self.up_bps,
+            down_bps=self.down_bps,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +117,7 @@ def _resolve(file: MachinesFile, precision: Precision) -> Machines:
             cores=None if section.host is None else cores.get(section.host),
             duplex=section.duplex or file.duplex,
             latency_per=section.latency_per or file.latency_per,
+            overhead_nbytes=int(parse_bytes(section.overhead)),
         )
         names = [f"{machine.name}-{n}" for n in range(1, section.count + 1)] if section.count > 1 else [machine.name]
         machines += [replace(machine, name=name) for name in names]

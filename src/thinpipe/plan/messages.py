@@ -15,12 +15,14 @@ class Messages:
     """The state, and token ids behind it."""
     backward_nbytes: int
     """Its gradient."""
+    ids_nbytes: int
+    """Of the forward message."""
 
 
 def message_nbytes(model: ModelConfig, config: RunConfig) -> Messages:
     """The same at every boundary of a model; nothing crosses if there is none."""
     if not model.boundaries:
-        return Messages(forward_nbytes=0, backward_nbytes=0)
+        return Messages(forward_nbytes=0, backward_nbytes=0, ids_nbytes=0)
     config.boundary.method_for(confined=model.subspace.width is not None)
     size = MessageSize(
         batch=config.microbatch_size,
@@ -29,5 +31,7 @@ def message_nbytes(model: ModelConfig, config: RunConfig) -> Messages:
         vocab_size=model.vocab_size,
     )
     return Messages(
-        forward_nbytes=forward_nbytes(config.boundary, size), backward_nbytes=backward_nbytes(config.boundary, size)
+        forward_nbytes=forward_nbytes(config.boundary, size),
+        backward_nbytes=backward_nbytes(config.boundary, size),
+        ids_nbytes=size.ids_nbytes,
     )

@@ -3,24 +3,24 @@
 import math
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from thinpipe.core.units import format_bytes, say_count, say_duration, say_flops, say_rate
+from thinpipe.core.units import say_count, say_duration
 from thinpipe.plan.advice import Change
 from thinpipe.plan.bill import Bill
-from thinpipe.plan.draft import Draft, Part, say_line
+from thinpipe.plan.draft import Draft, say_line
 from thinpipe.plan.machines import Hub, Machine
 from thinpipe.plan.measured import say_gap
+from thinpipe.plan.parts import Part
 
 _SHOWN_CHANGES = 3
 
 
 def render(plan: Draft, limit: str, changes: list[Change], cost: Bill) -> RenderableType:
-    parts: list[RenderableType] = [_verdict(plan), _machines_table(plan)]
-    if len(plan.parts) > 1:
-        parts.append(_lines_table(plan))
+    parts: list[RenderableType] = [_verdict(plan), "", _machines_table(plan), "", _speeds_table(plan), ""]
     parts += _sentences(plan, cost)
     parts.append(Text(f"what limits it: {limit}"))
     heading = "what to change first" if plan.fits else "to make it fit"
@@ -44,22 +44,9 @@ def _verdict(plan: Draft) -> Text:
 
 
 def _machines_table(plan: Draft) -> Table:
-    table = Table(
-        "machine",
-        "blocks",
-        "weights",
-        "tables",
-        "gradients",
-        "optimiser",
-        "activations",
-        "other",
-        "total",
-        "of",
-        "busy",
-    )
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for part, busy in zip(plan.parts, plan.timeline.busy, strict=True):
+    kinds = ("weights", "tables", "grads", "optim.", "activ.", "other", "total", "of")
+    table = _table("memory, GB", "blocks", *kinds)
+    for part in plan.parts:
         memory = part.memory
         sizes = (
             memory.weights - memory.tables,
@@ -71,38 +58,36 @@ def _machines_table(plan: Draft) -> Table:
             memory.total,
             part.machine.memory_nbytes,
         )
-        table.add_row(
-            f"{part.machine.name} ({say_flops(part.machine.flops)})",
-            _blocks(plan, part),
-            *(format_bytes(size) if size else "-" for size in sizes),
-            f"{busy / plan.timeline.seconds:.0%}",
-            style="red" if part.missing_nbytes else None,
-        )
+        style = "red" if part.missing_nbytes else None
+        table.add_row(part.machine.name, _blocks(plan, part), *(f"{size / 1e9:.2f}" for size in sizes), style=style)
     for name in plan.spares:
         table.add_row(name, "spare", style="dim")
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), show_edge=False)
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="right" if index else "left", no_wrap=not index)
     return table
 
 
 def _blocks(plan: Draft, part: Part) -> str:
     blocks = [block for segment in part.segments for block in plan.model.segments[segment]]
     if len(blocks) == 1:
-        span = str(blocks[0])
-    elif blocks[-1] - blocks[0] == len(blocks) - 1:
-        span = f"{blocks[0]}-{blocks[-1]}"
-    else:
-        span = f"{len(blocks)} blocks"
-    return f"{span}, head" if len(plan.model.segments) - 1 in part.segments else span
+        return str(blocks[0])
+    return f"{blocks[0]}-{blocks[-1]}" if blocks[-1] - blocks[0] == len(blocks) - 1 else f"{len(blocks)} blocks"
 
 
-def _lines_table(plan: Draft) -> Table:
-    table = Table("line", "up / down", "bytes/token up / down", "a step up / down", "busy up / down")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    ends = [(part.machine.name, str(index), part.machine) for index, part in enumerate(plan.parts)]
-    for name, key, machine in ends:
-        table.add_row(name, *_both_ways(plan, f"up {key}", f"down {key}", f"line {key}", machine))
-    if plan.machines.hub is not None:
-        table.add_row("the hub", *_both_ways(plan, "hub up", "hub down", "hub", plan.machines.hub))
+def _speeds_table(plan: Draft) -> Table:
+    """What each machine and line does."""
+    table = _table("up / down", "TFLOP/s", "busy", "Mbps", "bytes/token", "MB a step", "line busy")
+    for index, (part, busy) in enumerate(zip(plan.parts, plan.timeline.busy, strict=True)):
+        machine = part.machine
+        own = (f"{machine.flops / 1e12:.3g}", f"{busy / plan.timeline.seconds:.0%}")
+        table.add_row(machine.name, *own, *_both_ways(plan, f"up {index}", f"down {index}", f"line {index}", machine))
+    if plan.machines.hub is not None and len(plan.parts) > 1:
+        table.add_row("the hub", "", "", *_both_ways(plan, "hub up", "hub down", "hub", plan.machines.hub))
     return table
 
 
@@ -113,13 +98,13 @@ def _both_ways(plan: Draft, up: str, down: str, shared: str, end: Machine | Hub)
     return (
         f"{_rate(end.up_bps)} / {_rate(end.down_bps)}",
         " / ".join(f"{nbytes[line] / plan.tokens_per_step:,.0f}" for line in used),
-        " / ".join(format_bytes(nbytes[line]) for line in used),
+        " / ".join(f"{nbytes[line] / 1e6:.3g}" for line in used),
         " / ".join(f"{busy[line] / plan.timeline.seconds:.0%}" for line in used),
     )
 
 
 def _rate(bits_per_second: float) -> str:
-    return "no limit" if math.isinf(bits_per_second) else say_rate(bits_per_second)
+    return "no limit" if math.isinf(bits_per_second) else f"{bits_per_second / 1e6:,.4g}"
 
 
 def _sentences(plan: Draft, cost: Bill) -> list[Text]:
