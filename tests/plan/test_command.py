@@ -42,11 +42,11 @@ def test_the_best_of_a_search_can_be_given_to_a_run(capsys):
 
 def test_a_model_that_does_not_fit_is_an_answer_and_an_exit_code(capsys, tmp_path):
     machines = tmp_path / "small.toml"
-    machines.write_text('[[machine]]\nname = "toy"\ntflops = 1.0\nmemory = "1GB"\n')
+    machines.write_text('[[machine]]\nname = "toy"\ntflops = 1.0\nmemory = "1GB"\ncount = 8\n')
     assert main(["plan", "preset:paper", "--machines", str(machines)]) == 1
     said = capsys.readouterr().out
     assert "IT DOES NOT FIT" in said
-    assert "toy lacks" in said
+    assert "toy-1 lacks" in said
 
 
 def test_a_figure_is_drawn(tmp_path):

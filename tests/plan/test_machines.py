@@ -57,6 +57,7 @@ def test_all_that_can_be_said_of_a_machine(load):
             cores=2,
             duplex="shared",
             latency_per="message",
+            overhead_nbytes=500_000_000,
         ),
     )
     assert (machines.hub, machines.currency, machines.assumptions) == (None, "EUR", ())
