@@ -1,14 +1,16 @@
 """What is seen of a run follows from its events alone."""
 
+import io
 from itertools import pairwise
 
 import pytest
+from rich.console import Console
 
 from tests.live.told import DIM, TOKENS, link, peers, started, step
 from thinpipe.core.events import Arrived, Assembled, Departed, Retried, Stopped, Validated
 from thinpipe.live.curve import Curve
 from thinpipe.live.state import Story, tell_all
-from thinpipe.live.terminal import sparkline
+from thinpipe.live.terminal import render, sparkline
 
 
 def test_nothing_told_is_a_picture_too():
@@ -40,6 +42,26 @@ def test_one_process_has_a_seat_and_no_links():
     picture = tell_all("r", [started(segments=[[0, 1, 2]]), step(1, memory=[7])])
     assert [(seat.name, seat.busy, seat.memory_nbytes) for seat in picture.seats] == [("process 0", None, 7)]
     assert (picture.compression, picture.bubble, picture.crossings) == (None, None, [])
+
+
+def test_a_process_with_segments_from_two_places_sits_twice():
+    picture = tell_all("r", [started(segments=[[0, 1, 4], [2, 3, 5]]), step(1, memory=[7, 8])])
+    assert [(seat.name, seat.segments, seat.memory_nbytes) for seat in picture.seats] == [
+        ("process 0", [0, 1], 7),
+        ("process 1", [2, 3], 8),
+        ("process 0", [4], 7),
+        ("process 1", [5], 8),
+    ]
+
+
+def test_eight_seats_do_not_run_out_of_a_narrow_terminal():
+    crossings = [link(boundary, forward) for boundary in range(7) for forward in (True, False)]
+    events = [started(segments=[[index] for index in range(8)]), step(1, links=crossings, busy=[0.5] * 8)]
+    console = Console(width=60, file=io.StringIO())
+    console.print(render(tell_all("r", events), 1003.0, width=60))
+    printed = console.file.getvalue()
+    assert all(f"process {index}" in printed for index in range(8))
+    assert printed.count("Mbps →") == 7
 
 
 def test_an_old_log_says_less_and_is_shown():

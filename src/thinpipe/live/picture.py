@@ -4,7 +4,7 @@ import msgspec
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
-    """One process or peer, in the order of its first segment."""
+    """Segments that follow each other and the process or peer that computes them, in the order of the model."""
 
     name: str
     segments: list[int]

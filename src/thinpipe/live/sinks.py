@@ -114,11 +114,12 @@ class Wandb:
         with needs("wandb", "metrics.wandb"):
             import wandb  # type: ignore[import-not-found,unused-ignore]
         self._run: Any = wandb.init(project=settings.wandb, name=settings.folder.name, dir=str(settings.folder))
+        self._run.define_metric("*", step_metric="step")  # W&B's own counter refuses steps that are computed again
 
     def tell(self, event: AnyEvent) -> None:
         numbers = numbers_of(event)
         if numbers:
-            self._run.log(numbers, step=event.step)
+            self._run.log({"step": event.step, **numbers})
 
     def close(self) -> None:
         self._run.finish()

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from thinpipe.core.event_words import in_words
 from thinpipe.core.events import (
@@ -136,10 +136,10 @@ class Story:
             PeerPlace(name=f"process {index}", segments=self._segments[index] if index < len(self._segments) else [])
             for index in range(count)
         ]
-        return [
+        seats = [
             Seat(
                 name=plain(peer.name),
-                segments=peer.segments,
+                segments=segments,
                 busy=busy[index] if index < len(busy) else None,
                 memory_nbytes=memory[index] if index < len(memory) else None,
                 here=not self._peers or peer.name in self._present,
@@ -149,7 +149,9 @@ class Story:
                 latency_s=peer.latency_s,
             )
             for index, peer in enumerate(peers)
+            for segments in _in_a_row(peer.segments)
         ]
+        return sorted(seats, key=lambda seat: seat.segments[:1])
 
 
 def tell_all(run: str, events: Iterable[AnyEvent]) -> Picture:
@@ -157,6 +159,16 @@ def tell_all(run: str, events: Iterable[AnyEvent]) -> Picture:
     for event in events:
         story.tell(event)
     return story.picture()
+
+
+def _in_a_row(segments: Sequence[int]) -> list[list[int]]:
+    """Parts without gaps: some schedules give a process segments from two places."""
+    parts: list[list[int]] = [[]]
+    for segment in sorted(segments):
+        if parts[-1] and segment != parts[-1][-1] + 1:
+            parts.append([])
+        parts[-1].append(segment)
+    return parts
 
 
 def plain(text: str) -> str:

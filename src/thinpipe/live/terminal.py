@@ -22,7 +22,7 @@ def render(picture: Picture, now_s: float, *, width: int = 100) -> RenderableTyp
         line = sparkline([loss for _, loss in picture.curve], max(10, width - 30))
         parts.append(Text.assemble(("loss ", "dim"), line, f" {picture.loss or 0.0:.4f}", no_wrap=True))
     if picture.seats:
-        parts.append(_row(picture))
+        parts += _rows(picture, width)
     if picture.spares:
         parts.append(Text(f"spare: {', '.join(picture.spares)}", "dim"))
     for note in picture.notes[-_NOTES:]:
@@ -61,21 +61,20 @@ def figures(picture: Picture) -> Iterable[str]:
         yield f"epoch {picture.epoch}, {len(picture.recoveries)} recoveries"
 
 
-def _row(picture: Picture) -> Table:
-    """A column for each process, a narrow one for each boundary between two."""
-    table = Table.grid(padding=(0, 2))
+def _rows(picture: Picture, width: int) -> Iterable[Table]:
+    """A column for each seat and each boundary after it, as many side by side as there is room for."""
     between = {crossing.boundary: crossing for crossing in picture.crossings}
     columns: list[Sequence[Text]] = []
     for seat in picture.seats:
-        columns.append(_seat(seat))
         crossing = between.get(max(seat.segments, default=-1))
-        if crossing is not None:
-            columns.append(_crossing(crossing))
-    for _ in columns:
-        table.add_column(justify="left")
-    for cells in zip(*columns, strict=True):
-        table.add_row(*cells)
-    return table
+        columns += [_seat(seat)] if crossing is None else [_seat(seat), _crossing(crossing)]
+    widest = max(text.cell_len for column in columns for text in column)
+    most = max(1, width // (widest + 2))
+    for first in range(0, len(columns), most):
+        table = Table.grid(padding=(0, 2))
+        for cells in zip(*columns[first : first + most], strict=True):
+            table.add_row(*cells)
+        yield table
 
 
 def _seat(seat: Seat) -> Sequence[Text]:
