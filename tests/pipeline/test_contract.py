@@ -16,12 +16,12 @@ from tests.swarm.brokers import running_broker
 from tests.transport.nats_peers import hub_services
 from tests.transport.processes import start
 from thinpipe.boundary.registry import COMPRESSORS, MEMORIES
+from thinpipe.core.code import KNOWN_TORCH
 from thinpipe.core.errors import UserError
 from thinpipe.models.config import SubspaceConfig
 from thinpipe.pipeline.mail import mail_tag
 from thinpipe.pipeline.placement import place
 from thinpipe.pipeline.schedules import SCHEDULES
-from thinpipe.pipeline.stage import KNOWN_TORCH
 from thinpipe.train.engine import Engine
 
 

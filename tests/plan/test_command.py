@@ -44,7 +44,7 @@ def test_a_model_that_does_not_fit_is_an_answer_and_an_exit_code(capsys, tmp_pat
     machines = tmp_path / "small.toml"
     machines.write_text('[[machine]]\nname = "toy"\ntflops = 1.0\nmemory = "1GB"\ncount = 8\n')
     assert main(["plan", "preset:paper", "--machines", str(machines)]) == 1
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "IT DOES NOT FIT" in said
     assert "toy-1 lacks" in said
 

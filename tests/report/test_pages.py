@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.logs import TOKENS, saved, started, step, stopped, validated, write
+from tests.report.logs import TOKENS, saved, settings, started, step, stopped, validated, write
 from thinpipe.cli import main
+from thinpipe.core.config import dump_toml
 from thinpipe.core.events import Arrived, Assembled, Departed, PeerPlace, Retried, Skipped
+from thinpipe.models.config import NeckConfig
 
 EVIL = '<script>alert("x")</script>&amp;'
 
@@ -149,6 +151,15 @@ def test_runs_beside_each_other_show_what_the_difference_costs(many, tmp_path, c
     assert "many against dense: validation loss after 512 tokens: 3.2500 against 3.0000" in capsys.readouterr().out
     assert "loss over time, mean of 1 steps around each" in " ".join(reader.text)
     assert (many / "report/comparison.png").is_file()
+
+
+def test_a_model_with_a_neck_is_loaded_with_its_code(many, tmp_path):
+    config = dump_toml(settings(neck=NeckConfig(width=4)))
+    run = write(tmp_path / "neck", started(config=config), step(1))
+    _, _, markdown = report(run)
+    assert 'from_pretrained("exported", trust_remote_code=True)' in markdown
+    assert "4 numbers of a token would cross each boundary each way, instead of 64" in markdown
+    assert "trust_remote_code" not in report(many)[2]
 
 
 def test_what_cannot_be_shown_is_said(tmp_path, capsys):

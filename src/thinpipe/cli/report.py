@@ -26,11 +26,12 @@ def run(config: ReportConfig) -> int:
     others = {other.resolve().name: summarise(other) for other in config.against}
     if len({name, *others}) <= len(config.against):
         raise UserError("two of these runs have the same name: rename a folder, or leave one out")
-    dim, width = _widths(config.run, summary)
+    dim, width, has_neck = _widths(config.run, summary)
     background = Background(
         folder=config.run,
         dim=dim,
         state_width=width,
+        has_neck=has_neck,
         defaults=tomllib.loads(dump_toml(RunConfig())),
         sample=None if config.sample is None else Quote(config.sample, _continued(config.run, config.sample)),
         against=others,
@@ -56,18 +57,18 @@ class _Manifest(msgspec.Struct):
     model: dict[str, object]
 
 
-def _widths(run: Path, summary: Summary) -> tuple[int | None, int | None]:
-    """The model's, and that of what crosses its boundaries: from the settings, or from a checkpoint where the model
-    came from elsewhere. None where neither says it."""
+def _widths(run: Path, summary: Summary) -> tuple[int | None, int | None, bool]:
+    """The model's, that of what crosses its boundaries, and whether a neck makes it so: from the settings, or from a
+    checkpoint where the model came from elsewhere. None where neither says it."""
     settings = settings_of(summary).get("model", {})
     preset = PRESETS.get(settings.get("preset", ""))
     dim = settings.get("dim", preset.dim if preset else None)
     if "initial" in settings:
         manifests = sorted(run.glob("checkpoints/step-*/manifest.json"))
         if not manifests:
-            return None, None
+            return None, None, False
         settings = msgspec.json.decode(manifests[-1].read_bytes(), type=_Manifest).model
         dim = settings.get("dim")
     parts = [settings.get(part) or {} for part in ("neck", "subspace")]
     width = next((part["width"] for part in parts if part.get("width")), dim)
-    return dim, width
+    return dim, width, bool(parts[0].get("width"))

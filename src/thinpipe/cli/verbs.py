@@ -16,6 +16,7 @@ from thinpipe.live.settings import WatchConfig
 from thinpipe.plan.config import PlanConfig
 from thinpipe.swarm.settings import InviteConfig, JoinConfig, KickConfig, StatusConfig
 from thinpipe.train.config import RunConfig
+from thinpipe.train.doctor_config import DoctorConfig
 from thinpipe.train.hub_config import HubConfig, UpConfig
 
 
@@ -43,6 +44,7 @@ VERBS: dict[str, Verb] = {
     "eval": Verb(EvalConfig, "thinpipe.cli.evaluate:run"),
     "generate": Verb(GenerateConfig, "thinpipe.cli.generate:run"),
     "report": Verb(ReportConfig, "thinpipe.cli.report:run"),
+    "doctor": Verb(DoctorConfig, "thinpipe.train.doctor:run"),
     "export": Verb(ExportConfig, "thinpipe.cli.export:run"),
     "import": Verb(ImportConfig, "thinpipe.cli.import_:run"),
     "bench step": Verb(StepConfig, "thinpipe.bench.step:run"),

@@ -19,6 +19,8 @@ class Background:
     """The model's width, if it is known."""
     state_width: int | None = None
     """Numbers of a token that cross a boundary."""
+    has_neck: bool = False
+    """Its export brings code of its own."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """The settings of a run that sets none."""
     sample: Quote | None = None

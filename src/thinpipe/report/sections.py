@@ -64,12 +64,14 @@ def _sample(background: Background) -> list[Section]:
 def _use(background: Background) -> Section:
     run = background.folder.as_posix()
     commands = f'thinpipe generate {run} --prompt "The "\nthinpipe eval {run}\nthinpipe export {run} exported'
+    trust = ", trust_remote_code=True" if background.has_neck else ""
     python = (
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        'model = AutoModelForCausalLM.from_pretrained("exported")\n'
-        'tokenizer = AutoTokenizer.from_pretrained("exported")'
+        f'model = AutoModelForCausalLM.from_pretrained("exported"{trust})\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("exported"{trust})'
     )
-    text = "The export is an ordinary Hugging Face folder, which needs thinpipe no more:"
+    kind = "a Hugging Face folder with code of its own" if background.has_neck else "an ordinary Hugging Face folder"
+    text = f"The export is {kind}, which needs thinpipe no more:"
     return Section("Use the result", [Code(commands), Text(text), Code(python, "python")])
 
 

@@ -282,6 +282,7 @@ class Hub:
             hub_bps=roster.hub_rates if peers else (0.0, 0.0),
             progress=dict(self.hosted.progress),
             commits=self.hosted.commits,
+            time_s=time.time(),
         )
 
     async def _publish(self, subject: str, data: bytes) -> None:
