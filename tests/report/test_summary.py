@@ -4,7 +4,7 @@ import pytest
 
 from tests.report.logs import TOKENS, started, step, stopped, validated, write
 from thinpipe.core.events import LinkUse
-from thinpipe.pipeline.schedules import place
+from thinpipe.pipeline.placement import place
 from thinpipe.report.comparison import measured_cost
 from thinpipe.report.smoothing import smoothed, smoothing_width
 from thinpipe.report.summary import summarise
