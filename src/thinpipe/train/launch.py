@@ -64,9 +64,9 @@ def run(config: RunConfig) -> int:
 
 @contextmanager
 def _only_one(folder: Path) -> Iterator[FolderLock | None]:
-    """Keeps other runs out of this machine's folder. Of the processes of one run one has the lock: their launcher, who
-    lets them inherit it, or the first that `torchrun` started here."""
-    if _ERROR_FILE in os.environ or os.environ.get("LOCAL_RANK", "0") != "0":
+    """Keeps other runs out of the folder. Of the processes of one run one has the lock: their launcher, who lets them
+    inherit it, or the first that `torchrun` started, for machines may share one folder."""
+    if _ERROR_FILE in os.environ or os.environ.get("RANK", "0") != "0":
         yield None
         return
     folder.mkdir(parents=True, exist_ok=True)
