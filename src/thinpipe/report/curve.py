@@ -3,16 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from thinpipe.core.errors import UserError
+from thinpipe.core.extras import need
 from thinpipe.report.summary import Summary
 
 
 def pyplot() -> Any:
     """matplotlib's, for files."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        raise UserError('figures need matplotlib: pip install "thinpipe[report]"') from None
+    need("matplotlib", extra="report", what="a figure")
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -23,8 +23,8 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.events import LinkUse
 from thinpipe.models import Model, ModelConfig, build, materialise
 from thinpipe.pipeline.chain import Chain, token_losses
-from thinpipe.pipeline.runner import PipelineRunner, Runner, TwinRunner
 from thinpipe.pipeline.placement import place
+from thinpipe.pipeline.runner import PipelineRunner, Runner, TwinRunner
 from thinpipe.pipeline.watch import Watch
 from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, RowwiseAdamW, Subspace, rebase_squares
 from thinpipe.train.boundaries import boundary_method
