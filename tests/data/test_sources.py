@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from thinpipe.core.errors import UserError
 from thinpipe.data import DataError, open_sources
 
 TEXTS = ["first\r\nline", "zweiter Text: ü\n", "third 🙂"]
@@ -147,9 +148,9 @@ def test_missing_libraries_name_the_extra(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "a.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"needs pyarrow: pip install 'thinpipe\[parquet\]'"):
+    with pytest.raises(UserError, match=r'needs pyarrow: pip install "thinpipe\[parquet\]"'):
         texts_of(tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"needs the library datasets: pip install 'thinpipe\[hf\]'"):
+    with pytest.raises(UserError, match=r'hf:name needs datasets: pip install "thinpipe\[hf\]"'):
         texts_of("hf:name")
 
 

@@ -37,8 +37,8 @@ def read(page):
 
 
 def prose(page):
-    """All but the blocks."""
-    return _FENCE.sub("", read(page))
+    """All but blocks and comments."""
+    return re.sub(r"<!--.*?-->", "", _FENCE.sub("", read(page)), flags=re.DOTALL)
 
 
 def commands(page):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinpipe.bench.links_results import MethodRow, ScheduleRow, SweepRow
 from thinpipe.bench.links_run import Run
-from thinpipe.core.errors import UserError
+from thinpipe.core.extras import need
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,10 +24,9 @@ TICKS = (1, 2, 5)
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("figures need matplotlib: pip install 'thinpipe[report]'") from error
+    need("matplotlib", extra="report", what="a figure")
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinpipe.bench.step_results import TARGET_OPTIMIZER_RATIO, TARGET_TIME_RATIO, StepResult
+from thinpipe.core.extras import need
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,10 +18,9 @@ COLOURS = ("#0b6e99", "#e08e0b", "#5b8c3e", "#9a4c95")
 
 def draw(result: StepResult, path: Path) -> None:
     """Times above (same shape, same trainable count), memory below (optimiser, peak over the sequence length)."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError("--figure needs matplotlib: pip install 'thinpipe[report]'") from error
+    need("matplotlib", extra="report", what="a figure")
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(11, 8), layout="constrained")
     (same_shape, same_count), (optimizer, peak) = figure.subplots(2, 2)
     _draw_times(same_shape, result, "shape")

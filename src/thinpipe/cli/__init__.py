@@ -16,6 +16,7 @@ from thinpipe import __version__
 from thinpipe.cli.verbs import GROUPS, VERBS, Verb
 from thinpipe.core.config import load_toml
 from thinpipe.core.errors import UserError
+from thinpipe.core.extras import need
 from thinpipe.train.shipped import settings_file, shipped
 
 DESCRIPTION = "Train language models over ordinary internet links. `thinpipe --version` prints the version."
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         verb, config = _parse(arguments)
+        if verb.swarm:
+            need("nats", extra="swarm", what=f"thinpipe {arguments[0]}")
         module, function = verb.target.split(":")
         code: int | None = getattr(importlib.import_module(module), function)(config)
     except UserError as error:

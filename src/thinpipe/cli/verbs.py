@@ -28,19 +28,21 @@ class Verb:
     target: str
     starts_with_file: bool = False
     """The first argument is a TOML file with the settings, and flags override it."""
+    swarm: bool = False
+    """It talks to a hub, or is one: the extra `swarm` has what that needs."""
 
 
 VERBS: dict[str, Verb] = {
     "tokenize": Verb(PrepareConfig, "thinpipe.cli.tokenize:run"),
     "plan": Verb(PlanConfig, "thinpipe.cli.plan:run", starts_with_file=True),
     "train": Verb(RunConfig, "thinpipe.train.launch:run", starts_with_file=True),
-    "hub": Verb(HubConfig, "thinpipe.train.hub:run", starts_with_file=True),
-    "join": Verb(JoinConfig, "thinpipe.train.join:run"),
-    "up": Verb(UpConfig, "thinpipe.train.hub:up", starts_with_file=True),
-    "status": Verb(StatusConfig, "thinpipe.cli.swarm:status"),
+    "hub": Verb(HubConfig, "thinpipe.train.hub:run", starts_with_file=True, swarm=True),
+    "join": Verb(JoinConfig, "thinpipe.train.join:run", swarm=True),
+    "up": Verb(UpConfig, "thinpipe.train.hub:up", starts_with_file=True, swarm=True),
+    "status": Verb(StatusConfig, "thinpipe.cli.swarm:status", swarm=True),
     "watch": Verb(WatchConfig, "thinpipe.live.watch:run"),
-    "invite": Verb(InviteConfig, "thinpipe.cli.swarm:invite"),
-    "kick": Verb(KickConfig, "thinpipe.cli.swarm:kick"),
+    "invite": Verb(InviteConfig, "thinpipe.cli.swarm:invite", swarm=True),
+    "kick": Verb(KickConfig, "thinpipe.cli.swarm:kick", swarm=True),
     "eval": Verb(EvalConfig, "thinpipe.cli.evaluate:run"),
     "generate": Verb(GenerateConfig, "thinpipe.cli.generate:run"),
     "report": Verb(ReportConfig, "thinpipe.cli.report:run"),
@@ -49,7 +51,7 @@ VERBS: dict[str, Verb] = {
     "import": Verb(ImportConfig, "thinpipe.cli.import_:run"),
     "bench step": Verb(StepConfig, "thinpipe.bench.step:run"),
     "bench links": Verb(LinksConfig, "thinpipe.bench.links:run"),
-    "bench chaos": Verb(ChaosConfig, "thinpipe.bench.chaos:run"),
+    "bench chaos": Verb(ChaosConfig, "thinpipe.bench.chaos:run", swarm=True),
 }
 
 GROUPS: dict[str, str] = {

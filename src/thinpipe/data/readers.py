@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from thinpipe.core.extras import need
 from thinpipe.data.errors import DataError
 
 DOCUMENT_SEPARATOR = "<|endoftext|>"
@@ -62,11 +63,10 @@ def read_jsonl(path: Path, field: str) -> Iterator[Document]:
 
 
 def read_parquet(path: Path, field: str) -> Iterator[Document]:
-    try:
-        from pyarrow import ArrowException  # type: ignore[import-untyped]
-        from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
-    except ImportError:
-        raise DataError(f"{path}: reading Parquet needs pyarrow: pip install 'thinpipe[parquet]'") from None
+    need("pyarrow", extra="parquet", what=f"{path}, a Parquet file,")
+    from pyarrow import ArrowException  # type: ignore[import-untyped]
+    from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
+
     try:
         with ParquetFile(path) as file:
             if field not in file.schema_arrow.names:
@@ -83,10 +83,9 @@ def read_parquet(path: Path, field: str) -> Iterator[Document]:
 
 def read_hub(name: str, config: str | None, split: str, field: str) -> Iterator[Document]:
     """Streams, so that reading starts at once and nothing but the tokens takes space on the disk."""
-    try:
-        import datasets  # type: ignore[import-untyped]
-    except ImportError:
-        raise DataError(f"hf:{name}: needs the library datasets: pip install 'thinpipe[hf]'") from None
+    need("datasets", extra="hf", what=f"hf:{name}")
+    import datasets  # type: ignore[import-untyped]
+
     where = f"hf:{name}{f':{config}' if config else ''}, split {split}"
     try:
         rows = datasets.load_dataset(name, config, split=split, streaming=True)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from thinpipe.core.errors import UserError
-from thinpipe.live.extras import needs
+from thinpipe.core.extras import need
 from thinpipe.live.follow import Following
 from thinpipe.live.settings import LOOPBACK
 
@@ -18,10 +18,11 @@ _END_SECONDS = 10.0
 @contextmanager
 def serving(folder: Path, host: str = LOOPBACK, port: int = 0) -> Iterator[str]:
     """The address of the page; it is there when this returns."""
-    with needs("dashboard", "the page"):
-        import uvicorn
+    for module in ("starlette", "uvicorn"):
+        need(module, extra="dashboard", what="the page")
+    import uvicorn
 
-        from thinpipe.live.page import Page
+    from thinpipe.live.page import Page
 
     local = host in ("localhost", "127.0.0.1", "::1")
     following = Following(folder)

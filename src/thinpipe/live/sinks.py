@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, Departed, Step, Validated
-from thinpipe.live.extras import needs
+from thinpipe.core.extras import need
 from thinpipe.live.settings import LOOPBACK
 
 
@@ -60,8 +60,9 @@ class Prometheus:
 
     def __init__(self, settings: SinkSettings) -> None:
         assert settings.prometheus is not None
-        with needs("prometheus", "metrics.prometheus"):
-            from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+        need("prometheus_client", extra="prometheus", what="metrics.prometheus")
+        from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
         self._registry, self._gauge = CollectorRegistry(), Gauge
         self._gauges: dict[str, Any] = {}
         self._departures = Counter("thinpipe_departures", "Peers that left or were lost.", registry=self._registry)
@@ -95,8 +96,9 @@ class TensorBoard:
     """Files in the run's folder, for `tensorboard --logdir`."""
 
     def __init__(self, settings: SinkSettings) -> None:
-        with needs("tensorboard", "metrics.tensorboard"):
-            from torch.utils.tensorboard import SummaryWriter
+        need("tensorboard", extra="tensorboard", what="metrics.tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer: Any = SummaryWriter(str(settings.folder / "tensorboard"))
 
     def tell(self, event: AnyEvent) -> None:
@@ -111,8 +113,9 @@ class Wandb:
     """A run of Weights & Biases; WANDB_MODE=offline keeps it in the folder."""
 
     def __init__(self, settings: SinkSettings) -> None:
-        with needs("wandb", "metrics.wandb"):
-            import wandb  # type: ignore[import-not-found,unused-ignore]
+        need("wandb", extra="wandb", what="metrics.wandb")
+        import wandb  # type: ignore[import-not-found,unused-ignore]
+
         self._run: Any = wandb.init(project=settings.wandb, name=settings.folder.name, dir=str(settings.folder))
         self._run.define_metric("*", step_metric="step")  # W&B's own counter refuses steps that are computed again
 

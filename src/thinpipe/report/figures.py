@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinpipe.core.errors import UserError
+from thinpipe.core.extras import need
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,10 +27,9 @@ MOST_POINTS = 1500
 
 def pyplot() -> Any:
     """matplotlib's, for files."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        raise UserError('figures need matplotlib: pip install "thinpipe[report]"') from None
+    need("matplotlib", extra="report", what="a figure")
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

