@@ -5,8 +5,7 @@ from pathlib import Path
 
 from benchmarks.scale.failures import Commits, kept_share
 from benchmarks.scale.swarm import AVERAGE, COMMITS, DOWN_BPS, LLAMA_8B, MEMORY_NBYTES, UP_BPS, Peer, Swarm
-from thinpipe.report.comparison import COLOURS
-from thinpipe.report.curve import pyplot
+from thinpipe.report.figures import COLOURS, pyplot
 
 WIDTHS = {"dense": None, "k = d/8": 512, "k = d/100": 40}
 UPLINKS_MBPS = (2, 5, 10, 20, 40, 80, 160, 400, 1000)

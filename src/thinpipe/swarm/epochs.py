@@ -178,7 +178,8 @@ class Epochs:
             if missing:
                 return missing if isinstance(missing, Give) else Wait(text=missing)
         before = self.roster.last_epoch
-        found = None if self.stop_wanted else self.roster.next_for(peer, time.monotonic())
+        over = self.stop_wanted or bool(self.ended)  # it may have ended while we read
+        found = None if over else self.roster.next_for(peer, time.monotonic())
         if self.roster.last_epoch != before:
             try:
                 await self._begun()
