@@ -28,7 +28,7 @@ from thinpipe.bench.provenance import plain_settings, versions
 from thinpipe.core.errors import UserError
 from thinpipe.data import Cursor
 from thinpipe.models.config import SubspaceConfig
-from thinpipe.report.comparison import COLOURS
+from thinpipe.report.figures import COLOURS
 from thinpipe.subspace import Subspace
 from thinpipe.train.config import (
     BasisSection,

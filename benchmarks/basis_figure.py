@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.basis_movement import LAGS, Change, by_lag
-from thinpipe.report.comparison import COLOURS
-from thinpipe.report.curve import pyplot
+from thinpipe.report.figures import COLOURS, pyplot
 
 
 def draw(series: Mapping[str, Sequence[Change]], random: float | None, path: Path) -> None:

@@ -7,8 +7,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from thinpipe.report.comparison import COLOURS
-from thinpipe.report.curve import pyplot
+from thinpipe.report.figures import COLOURS, pyplot
 
 ROWS = {"hub": 2.0, "anna": 1.0, "bert": 0.0}
 STEP, BEFORE_LOSS, AGAIN_AT = 1.0, 7, 11.0

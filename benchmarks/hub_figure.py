@@ -6,8 +6,7 @@ python -m benchmarks.hub_figure --output docs/hub_line.png
 from argparse import ArgumentParser
 from pathlib import Path
 
-from thinpipe.report.comparison import COLOURS
-from thinpipe.report.curve import pyplot
+from thinpipe.report.figures import COLOURS, pyplot
 
 DIM, TOKENS_PER_SECOND = 4096, 1000
 IDS_NBYTES = 3

@@ -27,7 +27,7 @@ from benchmarks.convergence.study import MICROBATCH, TOKENS_PER_STEP, Study
 from thinpipe.bench.provenance import versions
 from thinpipe.core.config import dump_toml
 from thinpipe.core.files import write_atomically
-from thinpipe.report.curve import pyplot
+from thinpipe.report.figures import pyplot
 from thinpipe.report.summary import summarise
 from thinpipe.train.config import RunConfig, SchedulerSection, ValidationSection
 from thinpipe.transport.settings import LinkSection

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.convergence.results import Dense, Result, best_of_learning_rates
 from benchmarks.convergence.runs import DENSE
-from thinpipe.report.curve import pyplot
+from thinpipe.report.figures import pyplot
 
 BLUE, GREEN, ORANGE, PURPLE, PINK, BLACK = "#08519c", "#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#222222"
 FAMILIES = {

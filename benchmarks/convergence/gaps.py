@@ -7,7 +7,7 @@ from statistics import mean
 
 from benchmarks.convergence.figures import BLUE, GREEN, ORANGE, PINK, beside, finish
 from benchmarks.convergence.results import Dense, Result, best_of_learning_rates
-from thinpipe.report.curve import pyplot
+from thinpipe.report.figures import pyplot
 
 WHOLE = "subspace 16x"
 """What the pieces are taken from."""

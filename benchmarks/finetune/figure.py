@@ -6,8 +6,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.finetune.results import Results
-from thinpipe.report.comparison import COLOURS
-from thinpipe.report.curve import pyplot
+from thinpipe.report.figures import COLOURS, pyplot
 
 BLUE, ORANGE, GREEN, PURPLE, PINK, _ = COLOURS
 SHARES, BITS = ("5%", "10%", "20%", "30%", "50%"), ("2", "4", "8")

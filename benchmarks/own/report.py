@@ -12,7 +12,7 @@ from benchmarks.convergence.report import over_tokens_table, questions_tables, s
 from benchmarks.convergence.results import Dense, Result, read_results
 from benchmarks.own.runs import DENSE, LONG, RATES, WHOLE, keel
 from benchmarks.own.to_loss import time_table, tokens_table
-from thinpipe.report.curve import pyplot
+from thinpipe.report.figures import pyplot
 
 READ_THIS = """\
 ```

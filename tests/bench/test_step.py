@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from thinpipe.bench import memory
 from thinpipe.bench.memory import MemoryJob, read_memory
 from thinpipe.bench.pairs import compare, median_interval, paired_ratio
 from thinpipe.bench.step_config import StepConfig
@@ -16,6 +15,7 @@ from thinpipe.bench.step_results import Growth
 from thinpipe.bench.training_step import TrainingStep
 from thinpipe.bench.variants import dense_variant, subspace_variants, with_count
 from thinpipe.core.errors import UserError
+from thinpipe.core.resident import peak_resident_nbytes
 
 TINY = StepConfig(dim=64, layers=1, vocab=512, tokens=32, seqs=(16, 32), threads=1)
 
@@ -119,7 +119,7 @@ def test_memory_is_read_in_a_process_that_owes_nothing_to_its_parent():
     job = MemoryJob(variant=variant, batch=1, seq=16, device="cpu", bf16=False, threads=1)
     reading = read_memory(job)
     assert ballast[0] == 1
-    assert memory.peak_resident_nbytes() > 256 * 2**20
+    assert peak_resident_nbytes() > 256 * 2**20
     assert reading.optimizer_nbytes == pytest.approx(2 * weights_nbytes, rel=0.01)
     # Weights, gradients and two moments are nearly all of it: 33 MiB, less than the ballast by far.
     assert reading.peak_nbytes == pytest.approx(4 * weights_nbytes, rel=0.15)

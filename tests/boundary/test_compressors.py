@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinpipe.boundary.bits import pack_bits, packed_nbytes, unpack_bits
+from thinpipe.boundary.bits import pack_bits, unpack_bits
 from thinpipe.boundary.contract import Crossing, MessageShape, Passage
 from thinpipe.boundary.formats import FORMATS, round_up_to_bf16
+from thinpipe.boundary.lengths import packed_nbytes
 from thinpipe.boundary.lowrank import LowRank, truncate
 from thinpipe.boundary.quantise import Quantise
 from thinpipe.boundary.registry import COMPRESSORS, MEMORIES, make_method

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from thinpipe.boundary.contract import Crossing, MessageShape
 from thinpipe.boundary.formats import FORMATS
-from thinpipe.boundary.ids import id_nbytes, pack_ids, unpack_ids
+from thinpipe.boundary.ids import pack_ids, unpack_ids
+from thinpipe.boundary.lengths import id_nbytes
 from thinpipe.boundary.registry import make_method
 from thinpipe.boundary.rotation import Rotation
 from thinpipe.boundary.settings import BoundarySection

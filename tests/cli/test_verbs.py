@@ -122,7 +122,10 @@ def test_a_typo_in_the_file_and_in_a_flag_name_the_nearest(trained):
 
 
 def test_report_draws_and_tells(trained):
-    printed = thinpipe("report", "run", "--output", "figure.png", cwd=trained)
+    printed = thinpipe("report", "run", "--output", "page", "--sample", "The cat", cwd=trained)
     assert "6 steps" in printed
-    assert (trained / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert printed.splitlines()[-1] == "page/report.html"
+    assert (trained / "page/loss.png").read_bytes().startswith(b"\x89PNG")
+    assert "<b>The cat</b>" in (trained / "page/report.html").read_text()
+    assert "**The cat**" in (trained / "page/report.md").read_text()
     assert "no checkpoint in nowhere" in thinpipe("eval", "nowhere", cwd=trained, code=2)

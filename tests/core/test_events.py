@@ -3,7 +3,20 @@
 import msgspec
 import pytest
 
-from thinpipe.core.events import EventLog, LinkUse, Saved, Skipped, Step, Stopped, read_events
+from thinpipe.core.event_words import describe
+from thinpipe.core.events import (
+    Arrived,
+    Assembled,
+    Departed,
+    EventLog,
+    LinkUse,
+    PeerPlace,
+    Saved,
+    Skipped,
+    Step,
+    Stopped,
+    read_events,
+)
 
 STEP = Step(step=1, loss=2.0, grad_norm=0.5, lr=1e-3, tokens=10, seconds=0.1, tokens_per_second=100.0)
 
@@ -30,6 +43,22 @@ def test_a_line_cut_short_by_a_crash_is_passed_over_and_closed(tmp_path):
     assert list(read_events(path)) == [STEP, STEP]
 
 
+def test_a_log_of_before_these_fields_is_read(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(msgspec.json.encode(STEP).replace(b',"memory":[]', b"").replace(b',"links":[]', b"") + b"\n")
+    assert b"memory" not in path.read_bytes()
+    assert list(read_events(path)) == [STEP]
+
+
+def test_who_comes_and_goes_is_said_in_words():
+    peers = [PeerPlace(name="anna", segments=[0, 1]), PeerPlace(name="bert", segments=[2])]
+    assert "epoch 2 begins: anna (segments 0 to 1), bert (segment 2)" in describe(
+        Assembled(epoch=2, step=4, peers=peers)
+    )
+    assert describe(Arrived(step=0, peer="anna")).endswith("anna is there")
+    assert describe(Departed(step=3, epoch=1, peer="bert", reason="bert has left")).endswith("bert has left")
+
+
 def test_another_schema_is_an_error(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "step", "step": "one"}\n')
@@ -42,7 +71,7 @@ def test_the_names_of_fields_are_fixed():
     names = {kind.__name__: kind.__struct_fields__ for kind in (Step, LinkUse, Saved)}
     numbers = ("time_s", "step", "loss", "grad_norm", "lr", "tokens", "seconds", "tokens_per_second")
     assert names == {
-        "Step": (*numbers, "links", "busy"),
+        "Step": (*numbers, "links", "busy", "memory"),
         "LinkUse": ("boundary", "forward", "nbytes", "waited_s", "mbps"),
         "Saved": ("time_s", "step", "path", "nbytes", "seconds"),
     }

@@ -81,7 +81,7 @@ def test_killed_at_every_call_that_touches_the_disk(tmp_path: Path) -> None:
         folder = tmp_path / str(call)
         write(folder, "old")
         with start(folder, call) as process:
-            status = process.wait(timeout=60)
+            status = process.wait(timeout=600)
         states.append(state_of(folder))
         if status == 0:
             break
@@ -103,5 +103,5 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
             assert process.stdout.readline() == "ready\n"
             time.sleep(draw.uniform(0.0, 0.1))
             process.kill()
-            assert process.wait(timeout=60) == -signal.SIGKILL
+            assert process.wait(timeout=600) == -signal.SIGKILL
         state_of(folder)

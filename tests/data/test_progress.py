@@ -38,7 +38,7 @@ def test_a_bar_on_a_terminal() -> None:
         with contextlib.suppress(OSError):  # how Linux says that the other end is closed; others give no bytes
             while part := os.read(ours, 65536):
                 output += part
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=600) == 0
     os.close(ours)
     for shown in (b"tokenizing", b"1.0/1.0 kB", b"ETA", b"unknown size", b"5/? bytes"):
         assert shown in output

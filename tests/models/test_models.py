@@ -188,6 +188,7 @@ def test_bf16_autocast_is_close_and_state_keeps_its_dtype(name):
         assert model.segments[0](IDS).dtype == torch.float32
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on the CPU needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about its own insides
 def test_compiled_blocks_agree():

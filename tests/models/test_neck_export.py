@@ -266,6 +266,6 @@ def test_the_verb_writes_a_folder_that_works_where_thinpipe_is_not(tmp_path, cap
         save_file({"ids": ids, "logits": model(ids)}, tmp_path / "known.safetensors")
     command = [sys.executable, "-I", "-c", ALONE, tmp_path / "exported", tmp_path / "known.safetensors"]
     environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "ThinpipeForCausalLM"

@@ -35,7 +35,7 @@ class HostileStage(PipelineStage):
 
 
 def main() -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     device = torch.device("cpu")
     if os.environ["RANK"] == "0":
         stage: PipelineStage = HostileStage(nn.Linear(4, 4), 0, 2, device)

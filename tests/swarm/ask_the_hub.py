@@ -18,7 +18,7 @@ async def ask(url, fingerprint, name, key, value):
     client = await connect(url, fingerprint, os.environ["SEED"], inbox=inbox, on_down=faults.append)
     try:
         for asked in (Asked(what="set", keys=[key], value=value.encode()), Asked(what="get", keys=[key])):
-            answer = await client.request(f"hub.{name}.store", msgspec.msgpack.encode(asked), timeout=5)
+            answer = await client.request(f"hub.{name}.store", msgspec.msgpack.encode(asked), timeout=120)
         assert not faults
         return msgspec.msgpack.decode(answer.data, type=Answered).value.decode()
     finally:

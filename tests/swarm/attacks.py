@@ -42,6 +42,6 @@ async def heard(client, subject):
 
 async def some(came):
     """Returns when something has come."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(300):
         while not came:
             await asyncio.sleep(0.01)

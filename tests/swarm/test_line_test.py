@@ -18,6 +18,7 @@ from thinpipe.swarm.reports import MachineReport, ProcessorReport
 from thinpipe.transport.nats.post import Post
 
 _NO_LAB = lab.missing()
+LIMIT = 300
 PAYLOAD_SHARE = 1448 / 1514
 """Of a full frame."""
 
@@ -30,6 +31,14 @@ def post(tmp_path):
         post.close()
 
 
+def test_a_line_is_measured(post):
+    assert measure_latency(post) > 0
+    rates = measure_rates(post, seconds_each=0.5, patience_seconds=LIMIT)
+    assert rates.up_bps > 0
+    assert rates.down_bps > 0
+
+
+@pytest.mark.quiet
 def test_the_loopback_is_measured_in_time(post):
     began = time.monotonic()
     assert 0 < measure_latency(post) < 0.5
@@ -67,6 +76,7 @@ def test_a_line_that_carries_nothing_is_told_in_words(tmp_path):
         post.close()
 
 
+@pytest.mark.quiet
 @pytest.mark.skipif(_NO_LAB is not None, reason=str(_NO_LAB))
 @pytest.mark.parametrize(("rate", "latency"), [("20mbps", "20ms"), ("1mbps", "0ms")])
 def test_a_line_of_a_known_rate(tmp_path, rate, latency):
@@ -76,8 +86,8 @@ def test_a_line_of_a_known_rate(tmp_path, rate, latency):
         hub = machines.popen(0, [*worker, "hub", str(tmp_path), machines.address(0)], **pipes)
         told = hub.stdout.readline()
         peer = machines.popen(1, [*worker, "peer", told], **pipes)
-        seen = json.loads(peer.communicate(timeout=60)[0])
-        hub.communicate(timeout=30)
+        seen = json.loads(peer.communicate(timeout=LIMIT)[0])
+        hub.communicate(timeout=LIMIT)
     print(f"\n{rate}, {latency}: {seen}")
     for direction in ("up_bps", "down_bps"):
         payload = float(rate.removesuffix("mbps")) * 1e6 * PAYLOAD_SHARE

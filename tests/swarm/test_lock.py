@@ -35,7 +35,7 @@ def test_who_inherits_it_keeps_it(tmp_path):
     held.release()
     with pytest.raises(UserError, match="a server one has left behind"):
         FolderLock(tmp_path)
-    heir.communicate(b"\n", timeout=10)
+    heir.communicate(b"\n", timeout=300)
     FolderLock(tmp_path).release()
 
 

@@ -20,7 +20,6 @@ from thinpipe.swarm.keys import KeyPair
 from thinpipe.transport.nats.dial import connect, pinned_context
 
 NAMES = ("p0", "p1", "p2")
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")

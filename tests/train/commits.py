@@ -6,6 +6,7 @@ import time
 import msgspec
 
 from tests.train.hubs import ask_as
+from tests.train.programs import PATIENCE
 from thinpipe.checkpoint.folder import MANIFEST, step_folder
 from thinpipe.swarm.file_transfer import push
 from thinpipe.swarm.messages import SavedRequest, Verdict
@@ -40,7 +41,7 @@ def push_all(post, path, names=None):
             push(post, file, f"{path.name}/{file.name}")
 
 
-def wait_until(true, seconds=30):
+def wait_until(true, seconds=PATIENCE):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline

@@ -11,9 +11,10 @@ import msgspec
 from rich.console import Console
 
 from tests.swarm.brokers import running_broker
+from tests.train.programs import PATIENCE
 from thinpipe.swarm.epochs import HubSettings
 from thinpipe.swarm.hub import Hub
-from thinpipe.swarm.messages import Answer, NextRequest
+from thinpipe.swarm.messages import Answer, NextRequest, Wait
 from thinpipe.swarm.reports import MachineReport, ProcessorReport
 from thinpipe.train.console import Lines
 from thinpipe.train.hosting import HostedRun
@@ -37,11 +38,13 @@ class RunningHub:
 
 @contextmanager
 def running_hub(config, peers=("p0", "p1"), **settings):
-    """`peers` belong already; the hub's line is said to be fast, so that nobody has to measure it."""
+    """`peers` belong already; the hub's line is said to be fast, so that nobody has to measure it; and nobody is lost
+    because this machine is slow."""
     said, faults, begun = [], [], threading.Event()
     with running_broker(config.job.dump_folder, peers) as running:
         hosted = HostedRun(config, Lines(Console(file=io.StringIO()), log_freq=1), everyone=True)
-        every = {"run": "r", "public_url": running.url, "peers": len(peers), "hub_bps": (1e9, 1e9)} | settings
+        every = {"run": "r", "public_url": running.url, "peers": len(peers), "hub_bps": (1e9, 1e9)}
+        every |= {"lost_after_seconds": 120.0} | settings
         hub = Hub(running.broker, hosted, HubSettings(**every), said.append)
         tasks = []
 
@@ -58,13 +61,13 @@ def running_hub(config, peers=("p0", "p1"), **settings):
         thread = threading.Thread(target=asyncio.run, args=(main(),))
         thread.start()
         try:
-            assert begun.wait(20)
+            assert begun.wait(PATIENCE)
             loop, task = tasks[0]
             yield RunningHub(hub, running.seeds, said, faults, loop)
         finally:
             with suppress(RuntimeError):  # it has ended by itself
                 loop.call_soon_threadsafe(task.cancel)
-            thread.join(20)
+            thread.join(PATIENCE)
             hosted.close()
     assert not faults, faults
 
@@ -79,18 +82,30 @@ def next_request(running, **fields):
     return msgspec.msgpack.encode(request)
 
 
-def ask_next(post, running, *, seconds=20, **fields):
+def ask_next(post, running, *, seconds=PATIENCE, **fields):
     return msgspec.msgpack.decode(post.request("next", next_request(running, **fields), seconds=seconds), type=Answer)
 
 
-def ask_as(post, service, message, kind, seconds=20):
+def ask_as(post, service, message, kind, seconds=PATIENCE):
     return msgspec.msgpack.decode(post.request(service, msgspec.msgpack.encode(message), seconds=seconds), type=kind)
+
+
+def ask_again(post, running, **fields):
+    """What comes after having waited for as long as the hub wants."""
+    while isinstance(answer := ask_next(post, running, **fields), Wait):
+        pass
+    return answer
 
 
 def begin_epoch(running, *posts):
     """All ask what to do; each is told to work. The first has the slowest machine, so it comes first."""
+    reports = [report(flops=1e9 * 2**index) for index in range(len(posts))]
     asked = [
-        post.ask("next", next_request(running, report=report(flops=1e9 * 2**index)), seconds=30)
-        for index, post in enumerate(posts)
+        post.ask("next", next_request(running, report=each), seconds=PATIENCE)
+        for post, each in zip(posts, reports, strict=True)
     ]
-    return [msgspec.msgpack.decode(answer.result(30), type=Answer) for answer in asked]
+    answers = [msgspec.msgpack.decode(answer.result(PATIENCE), type=Answer) for answer in asked]
+    return [
+        ask_again(post, running, report=each) if isinstance(answer, Wait) else answer
+        for post, each, answer in zip(posts, reports, answers, strict=True)
+    ]

@@ -1,16 +1,23 @@
-"""Commands of thinpipe in processes of their own: what they print, and what a run comes to."""
+"""Commands of thinpipe in processes of their own: what they print, and what a run comes to.
+
+Waits end with what they wait for, on a slow machine too: PATIENCE is for what never comes.
+"""
 
 import os
 import re
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 
 from thinpipe.checkpoint import CheckpointFolder
 from thinpipe.core.events import Step, read_events
+from thinpipe.train.loop import Trainer
+from thinpipe.train.supplies import Supplies
 
+PATIENCE = 600
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -34,7 +41,7 @@ class Program:
     def printed(self):
         return self.output.read_text()
 
-    def until(self, pattern, seconds=90):
+    def until(self, pattern, seconds=PATIENCE):
         """The first match, once it is printed."""
         deadline = time.monotonic() + seconds
         while True:
@@ -45,7 +52,7 @@ class Program:
             assert time.monotonic() < deadline, f"no {pattern!r} in: {self.printed[-3000:]}"
             time.sleep(0.05)
 
-    def finish(self, seconds=120):
+    def finish(self, seconds=PATIENCE):
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -63,7 +70,15 @@ def invites_of(hub):
     return re.findall(r"thinpipe1:\S+", hub.printed)
 
 
-def run_to_end(*arguments, path=None, seconds=60):
+def hub_arguments(file, peers, *more, lost_after=120):
+    """Nobody is taken for lost because the machine is slow."""
+    return (
+        *("hub", file, "--hub.peers", peers, "--hub.everyone", "--hub.address", "127.0.0.1"),
+        *("--hub.lost-after-seconds", lost_after, "--hub.progress-floor-seconds", lost_after, *more),
+    )
+
+
+def run_to_end(*arguments, path=None, seconds=PATIENCE):
     """(exit code, all that it printed). `path`: where Python finds another thinpipe."""
     environment = ENVIRONMENT if path is None else {**ENVIRONMENT, "PYTHONPATH": f"{path}{os.pathsep}{os.getcwd()}"}
     done = subprocess.run(
@@ -74,6 +89,28 @@ def run_to_end(*arguments, path=None, seconds=60):
         timeout=seconds,
     )
     return done.returncode, done.stdout + done.stderr
+
+
+class _UntilStep(Supplies):
+    def __init__(self, step):
+        self._left = step
+
+    @contextmanager
+    def step(self):
+        self._left -= 1
+        yield
+
+    def asked_to_stop(self):
+        return self._left <= 0
+
+
+def train_until(config, step):
+    """In this process, to a step that need not be the run's last: so another may run for as long as its test takes."""
+    Trainer(config, supplies=_UntilStep(step)).train()
+
+
+def newest_step(config):
+    return CheckpointFolder(config.job.dump_folder / "checkpoints").newest_whole()[0].manifest.step
 
 
 def files_of(config, step):

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from thinpipe.bench.memory import RETURN_BLOCKS_AT_ONCE, peak_resident_nbytes
+from thinpipe.bench.memory import RETURN_BLOCKS_AT_ONCE
 from thinpipe.core.config import from_table
+from thinpipe.core.resident import peak_resident_nbytes
 from thinpipe.train.config import RunConfig
 from thinpipe.train.engine import Engine
 

@@ -15,6 +15,7 @@ from thinpipe.pipeline.chain import token_losses
 from thinpipe.subspace import GrassmannTracker
 from thinpipe.train.config import ParallelismSection, RunConfig
 from thinpipe.train.costs import boundary_traffic, segment_needs, shared_nbytes
+from thinpipe.train.dry_run import count_kept
 
 FAMILIES = ("llama-tiny", "gpt2-tiny")
 
@@ -129,6 +130,16 @@ def test_micro_batches_under_way_cost_memory():
     assert (segment_needs(model, gpipe)[2].memory_nbytes - alone[2]) / one == 7
     more = replace(config, parallelism=replace(config.parallelism, pipeline_parallel_extra_microbatches=1))
     assert (segment_needs(model, more)[1].memory_nbytes - alone[1]) / one == 4
+
+
+@pytest.mark.parametrize(("subspace", "width"), [(None, 256), (CONFINED, 32)], ids=["dense", "confined"])
+def test_a_checkpointed_block_keeps_what_enters_it_and_no_more(subspace, width):
+    def kept(layers):
+        config = run_config(case("llama-tiny", layers=layers, subspace=subspace, checkpoint_activations=True))
+        [segment] = build(config.model.resolve(512)).segments
+        return count_kept(segment, config.execution, batch=2, tokens=256, dtype=torch.float32).nbytes
+
+    assert kept(5) - kept(4) == 2 * 256 * width * 4
 
 
 def test_traffic_is_what_messages_are_long():

@@ -3,12 +3,12 @@
 import json
 import re
 import signal
-import time
 from dataclasses import replace
 
 import pytest
 
-from tests.train.programs import files_of, invites_of, run_to_end, steps_of
+from tests.train.commits import wait_until
+from tests.train.programs import files_of, hub_arguments, invites_of, run_to_end, steps_of
 from thinpipe.core.config import dump_toml
 from thinpipe.train.config import JobSection
 from thinpipe.train.join import COME_BACK
@@ -30,7 +30,6 @@ def hosted(run_config, tmp_path):
     return config, file
 
 
-@pytest.mark.timeout(240)
 def test_up_trains_to_the_weights_of_one_process(run_config, hosted, programs):
     Trainer(run_config).train()
     config, file = hosted
@@ -39,6 +38,9 @@ def test_up_trains_to_the_weights_of_one_process(run_config, hosted, programs):
     assert "finished" in up.printed
     assert files_of(config, 12) == files_of(run_config, 12)
     assert [step.loss for step in steps_of(config)] == [step.loss for step in steps_of(run_config)]
+    assert {len(step.memory) for step in steps_of(config)} == {3}
+    assert {len(step.memory) for step in steps_of(run_config)} == {1}
+    assert min(held for step in steps_of(config) for held in step.memory) > 50 << 20, "what torch itself takes"
     code, printed = run_to_end("status", config.job.dump_folder)
     assert (code, printed.startswith("finished; ")) == (0, True), printed
 
@@ -53,12 +55,9 @@ def endless(hosted):
 
 
 def start_hub(programs, file, peers, *arguments):
-    return programs(
-        "hub", "hub", file, "--hub.peers", peers, "--hub.everyone", "--hub.address", "127.0.0.1", *arguments
-    )
+    return programs("hub", *hub_arguments(file, peers, *arguments))
 
 
-@pytest.mark.timeout(300)
 def test_people_join_look_leave_and_come_back(endless, programs, tmp_path):
     config, file = endless
     folder = config.job.dump_folder
@@ -77,7 +76,7 @@ def test_people_join_look_leave_and_come_back(endless, programs, tmp_path):
     peers = {peer["name"]: peer for peer in json.loads(printed)["peers"]}
     assert sorted(peers) == ["anna", "bert"]
     assert sum(peer["segments"] for peer in peers.values()) == 3
-    assert all(peer["report"]["up_bps"] > 1e6 for peer in peers.values())
+    assert all(peer["report"]["up_bps"] > 0 for peer in peers.values())
 
     code, printed = run_to_end("join", invites[0], "--folder", tmp_path / "thief")
     assert code == 2, "an invite works once"
@@ -90,10 +89,7 @@ def test_people_join_look_leave_and_come_back(endless, programs, tmp_path):
     again.until(r"resumed from .*step-000")
     hub.until(r"epoch 2: ")
     before = max(step.step for step in steps_of(config))
-    deadline = time.monotonic() + 60
-    while max(step.step for step in steps_of(config)) < before + 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: max(step.step for step in steps_of(config)) >= before + 3)
     steps = [step.step for step in steps_of(config)]
     assert steps == sorted(set(steps)), "who leaves saves first: no step is computed twice"
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.train.hubs import begin_epoch, next_request, running_hub
-from tests.train.programs import files_of, invites_of, steps_of
+from tests.train.programs import PATIENCE, files_of, invites_of, newest_step, steps_of, train_until
 from tests.train.test_hub import start_hub
 from tests.train.test_loop import events, in_folder
 from thinpipe.bench.chaos_poison import LOG, TIMES, read_injections
@@ -18,26 +18,23 @@ from thinpipe.core.config import dump_toml
 from thinpipe.core.events import Retried, Skipped
 from thinpipe.swarm.messages import Accusation, Answer
 from thinpipe.train.config import CheckpointSection, ParallelismSection
-from thinpipe.train.loop import Trainer
+from thinpipe.train.join import COME_BACK
 
-STEPS = 150
 TIMES_OF = {"anna": 1, "bert": 1, "carl": 2, "dora": 2}
 
 
 @pytest.fixture
 def run_config(run_config):
-    """Three segments for four peers: one is a spare."""
+    """Three segments for four peers: one is a spare. More steps than anyone waits for."""
     return replace(
         run_config,
-        training=replace(run_config.training, steps=STEPS),
+        training=replace(run_config.training, steps=100_000),
         parallelism=ParallelismSection(pipeline_parallel_microbatch_size=2),
         checkpoint=CheckpointSection(interval=20, keep_latest_k=2),
     )
 
 
-@pytest.mark.timeout(290)
 def test_a_peer_that_is_bad_once_stays_and_one_that_is_bad_twice_is_removed(run_config, programs, tmp_path):
-    Trainer(run_config).train()
     hosted = in_folder(run_config, "hosted")
     file = tmp_path / "run.toml"
     file.write_text(dump_toml(hosted))
@@ -62,20 +59,22 @@ def test_a_peer_that_is_bad_once_stays_and_one_that_is_bad_twice_is_removed(run_
     hub.until(rf"{twice} was removed by the others: what it sent was bad twice in step \d+: .*, found by \w+")
     assert peers[twice].finish() == 2
     assert "the others have removed you from the run, for what you sent was bad twice" in peers[twice].printed
-    hub.until("epoch 2: ")
+    hub.until(r"(?s)epoch 2: .* saved ")
+    hub.process.send_signal(signal.SIGTERM)
     assert hub.finish() == 0, hub.printed
-    assert [peer.finish() for name, peer in peers.items() if name != twice] == [0, 0, 0]
+    assert [peer.finish() for name, peer in peers.items() if name != twice] == [COME_BACK] * 3
 
     injected = {name: [each.place for each in read_injections(tmp_path / f"{name}.log")] for name in peers}
     assert {name: len(places) for name, places in injected.items() if places} == {once: 1, twice: 2}
     told = [(event.step, event.boundary, event.forward, event.sender) for event in events(hosted, Retried)]
     assert told == [(p.step, p.boundary, p.forward, n) for n in (once, twice) for p in injected[n][:1]]
     assert events(hosted, Skipped) == []
-    assert {step.step for step in steps_of(hosted)} == set(range(1, STEPS + 1))
-    assert files_of(hosted, STEPS) == files_of(run_config, STEPS)
+    last = newest_step(hosted)
+    assert {step.step for step in steps_of(hosted)} >= set(range(1, last + 1))
+    train_until(run_config, last)
+    assert files_of(hosted, last) == files_of(run_config, last)
 
 
-@pytest.mark.timeout(290)
 def test_a_run_that_has_diverged_stops_and_costs_one_peer_its_place_at_most(run_config, programs, tmp_path):
     """Whoever has the first segment sends bad values from step 10 on, on any machine: it is the run itself."""
     config = replace(run_config, checkpoint=CheckpointSection(interval=4, keep_latest_k=2))
@@ -104,22 +103,22 @@ def test_the_others_remove_who_they_accuse_and_hear_for_which_step(run_config):
     """Peers driven by hand: who is not of the epoch, or accuses itself, is not believed; half of the others are."""
     names = ("p0", "p1", "p2")
     bad, other = (Accusation(name=name, step=7, what="state over boundary 0 is not finite") for name in ("p1", "p2"))
-    with running_hub(run_config, names, patience_seconds=0.5) as running, ExitStack() as posts:
+    with running_hub(run_config, names, patience_seconds=2.0) as running, ExitStack() as posts:
         first, second, third = (posts.enter_context(running.post(name)) for name in names)
         assert [work.removed_for for work in begin_epoch(running, first, second, third)] == [[], [], []]
-        lie = third.ask("next", next_request(running, took_part_in=0, accuses=bad), seconds=30)
-        assert lie.result(30)
+        lie = third.ask("next", next_request(running, took_part_in=0, accuses=bad), seconds=PATIENCE)
+        assert lie.result(PATIENCE)
         assert "p1" in running.hub.broker.peers, "who has not taken part cannot know"
         asked = [
-            post.ask("next", next_request(running, took_part_in=1, accuses=each), seconds=60)
+            post.ask("next", next_request(running, took_part_in=1, accuses=each), seconds=PATIENCE)
             for post, each in ((second, bad), (first, bad), (third, other))
         ]
-        work = msgspec.msgpack.decode(asked[1].result(60), type=Answer)
+        work = msgspec.msgpack.decode(asked[1].result(PATIENCE), type=Answer)
         assert (work.epoch, sorted(work.names), work.removed_for) == (2, ["p0", "p2"], [7])
         assert sorted(running.hub.broker.peers) == ["p0", "p2"]
         assert any(
             "p1 was removed by the others: what it sent was bad twice in step 7" in line for line in running.said
         )
-        again = first.ask("next", next_request(running, took_part_in=2, accuses=other), seconds=60)
-        assert again.result(60)
+        again = first.ask("next", next_request(running, took_part_in=2, accuses=other), seconds=PATIENCE)
+        assert again.result(PATIENCE)
         assert "p2" in running.hub.broker.peers, "nobody is removed for the same step again"

@@ -263,11 +263,13 @@ def test_a_slow_line_changes_the_time_and_nothing_else(run_config, capsys):
     assert statistics.median(e.links[0].waited_s for e in steps_of(slow)) >= 0.015
     assert statistics.median(e.links[1].waited_s for e in steps_of(slow)) >= 0.03
     assert main(["report", str(slow.job.dump_folder), "--against", str(fast.job.dump_folder)]) == 0
-    first, second, figure = capsys.readouterr().out.strip().splitlines()[-3:]
+    first, second, cost, page = capsys.readouterr().out.strip().splitlines()[-4:]
     assert first.startswith("fast")
     assert second.startswith("slow")
     assert "34 bytes/token" in second  # 32 for states and gradients, 2 and a little for ids
-    assert Path(figure).stat().st_size > 10_000
+    assert "slow against fast: validation loss after 1,536 tokens" in cost
+    assert cost.endswith("+0.0000 (+0.00%)")
+    assert Path(page).with_name("comparison.png").stat().st_size > 10_000
 
 
 def test_too_few_segments_or_processes_are_refused_with_advice(run_config):

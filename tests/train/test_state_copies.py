@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import signal
 import subprocess
 import time
 from contextlib import contextmanager
@@ -19,8 +20,15 @@ from tests.train.commits import (
     tell_saved,
     wait_until,
 )
-from tests.train.hubs import ask_as, ask_next, begin_epoch, next_request, report, running_hub
-from tests.train.programs import files_of, invites_of
+from tests.train.hubs import ask_again, ask_as, ask_next, begin_epoch, next_request, report, running_hub
+from tests.train.programs import (
+    PATIENCE,
+    files_of,
+    hub_arguments,
+    invites_of,
+    newest_step,
+    train_until,
+)
 from thinpipe.checkpoint import CheckpointFolder
 from thinpipe.checkpoint.folder import MANIFEST, layer_of
 from thinpipe.core.config import dump_toml
@@ -32,11 +40,7 @@ from thinpipe.train.commit_record import state_of
 from thinpipe.train.config import CheckpointSection, JobSection
 from thinpipe.train.hosting import HostedRun
 from thinpipe.train.hub_supplies import Keeper
-from thinpipe.train.loop import Trainer
-
-pytestmark = pytest.mark.timeout(120)
-SLOW = 120
-
+from thinpipe.train.join import COME_BACK
 
 # A share of the line
 
@@ -53,15 +57,13 @@ def test_a_keeper_sends_no_faster_than_it_may_and_hurries_at_the_end(run_config,
         began = time.monotonic()
         keeper.keep(path, names)
         wait_until(lambda: hosted.committed == 4)
-        assert 2.0 <= time.monotonic() - began < 20, "all but the last file, at that rate"
+        assert time.monotonic() - began >= 2.0, "all but the last file, at that rate"
 
         later = save_by_hand(hosted, 8, tmp_path)
-        slow = Keeper(post, 1, print, bytes_per_second=before_last / 600)
+        slow = Keeper(post, 1, print, bytes_per_second=before_last / 6000)
         slow.keep(later, names)
         wait_until(lambda: hosted.accept("p0", f"{later.name}/{names[0]}") is not None)
-        began = time.monotonic()
-        slow.close()
-        assert time.monotonic() - began < 60, "training is over: nobody else needs the line"
+        slow.close()  # training is over: nobody else needs the line
         assert hosted.committed == 8
         keeper.close()
 
@@ -191,12 +193,12 @@ def test_when_nobody_has_it_the_run_goes_on_from_an_older_commit_and_says_so(run
         (hosted.newest.path / lost).unlink()
         ask_as(second, "leave", LeaveRequest(life="a"), Verdict)
 
+        began = time.monotonic()
         answer = ask_next(first, running, took_part_in=1)
         assert isinstance(answer, Give)
-        began = time.monotonic()
-        work = ask_next(first, running, took_part_in=1, gave=answer.manifest)
+        work = ask_again(first, running, took_part_in=1, gave=answer.manifest)
         assert isinstance(work, Work), work
-        assert time.monotonic() - began > 0.5, "somebody may come back"
+        assert time.monotonic() - began >= 1.0, "somebody may come back"
         assert msgspec.json.decode(work.manifest)["step"] == 4
         place = hosted.checkpoints.folder / "lost-step-00000008"
         assert (
@@ -256,26 +258,24 @@ def test_a_hub_never_begins_anew_because_its_checkpoints_cannot_be_read(run_conf
         HostedRun(run_config, None)
 
 
-@pytest.mark.timeout(400)
 def test_real_peers_bring_back_what_the_hub_has_lost_and_the_weights_are_those_of_one_process(
     run_config, programs, tmp_path
 ):
     run_config = replace(
         run_config,
-        training=replace(run_config.training, steps=48),
+        training=replace(run_config.training, steps=100_000),
         checkpoint=CheckpointSection(interval=4, keep_latest_k=2),
         parallelism=replace(run_config.parallelism, pipeline_parallel_microbatch_size=2),
     )
-    Trainer(run_config).train()
     config = replace(run_config, job=JobSection(dump_folder=tmp_path / "hosted"))
     (tmp_path / "run.toml").write_text(dump_toml(config))
-    arguments = ["hub", tmp_path / "run.toml", "--hub.peers", 2, "--hub.everyone", "--hub.address", "127.0.0.1"]
+    arguments = hub_arguments(tmp_path / "run.toml", 2)
     hub = programs("hub", *arguments)
     anna, bert = (
         programs(name, "join", invite, "--folder", tmp_path / name, "--name", name)
         for name, invite in zip(("anna", "bert"), invites_of(hub), strict=True)
     )
-    hub.until(r"step: +8 .*saved", SLOW)
+    hub.until(r"step: +8 .*saved")
     hub.stop()
     bert.stop()
     newest = sorted((config.job.dump_folder / "checkpoints").glob("step-*"))[-1]
@@ -284,10 +284,8 @@ def test_real_peers_bring_back_what_the_hub_has_lost_and_the_weights_are_those_o
 
     hub = programs("hub again", *arguments)
     bert = programs("bert again", "join", tmp_path / "bert")
-    hub.until(rf"step {int(newest.name[5:])} is whole again", SLOW)
-    assert hub.finish(SLOW) == 0, hub.printed
-    assert (anna.finish(), bert.finish()) == (0, 0), anna.printed + bert.printed
-    assert files_of(config, 48) == files_of(run_config, 48)
+    hub.until(rf"(?s)step {int(newest.name[5:])} is whole again.* saved ")
+    stop_and_compare(hub, (anna, bert), config, run_config)
     assert f"resumed from {tmp_path}" in hub.printed
     assert re.search(r"resumed from \S*/(step-\d+)", hub.printed)[1] == newest.name, "that very commit"
 
@@ -304,8 +302,8 @@ def test_who_waits_is_told_for_whom_and_how_much_memory_is_missing(run_config):
         needs = [need.memory_nbytes for need in running.hub.hosted.needs]
         shared = running.hub.hosted.shared_nbytes
         for_two = report(memory_nbytes=shared + sum(needs) - min(needs))
-        asked = [post.ask("next", next_request(running, report=for_two), seconds=30) for post in (first, second)]
-        assert all(isinstance(msgspec.msgpack.decode(each.result(30), type=Answer), Work) for each in asked)
+        asked = [post.ask("next", next_request(running, report=for_two), seconds=PATIENCE) for post in (first, second)]
+        assert all(isinstance(msgspec.msgpack.decode(each.result(PATIENCE), type=Answer), Work) for each in asked)
         ask_as(second, "leave", LeaveRequest(life="a"), Verdict)
         answer = ask_next(first, running, took_part_in=1, report=for_two)
         assert isinstance(answer, Wait)
@@ -316,6 +314,17 @@ def test_who_waits_is_told_for_whom_and_how_much_memory_is_missing(run_config):
 
 
 # A full disk
+
+
+def stop_and_compare(hub, peers, config, alone):
+    """All stop with a commit: it is the one that a single process comes to."""
+    hub.process.send_signal(signal.SIGTERM)
+    assert hub.finish() == 0, hub.printed
+    assert [peer.finish() for peer in peers] == [COME_BACK] * len(peers), [peer.printed for peer in peers]
+    last = newest_step(config)
+    assert last > 0
+    train_until(alone, last)
+    assert files_of(config, last) == files_of(alone, last)
 
 
 @contextmanager
@@ -369,18 +378,16 @@ def test_a_hub_whose_disk_is_full_says_so_and_commits_again_when_there_is_room(r
         commit_by_hand(post, hosted, 12, tmp_path, epoch=work.epoch)
 
 
-@pytest.mark.timeout(300)
 def test_a_peer_whose_disk_is_full_goes_on_and_the_next_commit_has_all(run_config, programs, tmp_path):
     run_config = replace(
         run_config,
-        training=replace(run_config.training, steps=200),
+        training=replace(run_config.training, steps=100_000),
         checkpoint=CheckpointSection(interval=4, keep_latest_k=1),
         validation=replace(run_config.validation, freq=0),
     )
-    Trainer(run_config).train()
     config = replace(run_config, job=JobSection(dump_folder=tmp_path / "hosted"))
     (tmp_path / "run.toml").write_text(dump_toml(config))
-    arguments = ["hub", tmp_path / "run.toml", "--hub.peers", 2, "--hub.everyone", "--hub.address", "127.0.0.1"]
+    arguments = hub_arguments(tmp_path / "run.toml", 2)
     with small_disk(tmp_path / "disk", 8 << 20) as ballast:
         hub = programs("hub", *arguments)
         peers = [
@@ -389,11 +396,10 @@ def test_a_peer_whose_disk_is_full_goes_on_and_the_next_commit_has_all(run_confi
                 ("anna", "bert"), (tmp_path / "anna", tmp_path / "disk" / "bert"), invites_of(hub), strict=True
             )
         ]
-        hub.until(r"step: +8 .*saved", SLOW)
+        hub.until(r"step: +8 .*saved")
         fill(ballast)
-        hub.until(r"could not be saved|No space left", SLOW)
+        hub.until(r"could not be saved|No space left")
         ballast.unlink()
-        assert hub.finish(SLOW) == 0, hub.printed
-        assert [peer.finish() for peer in peers] == [0, 0], peers[1].printed
+        hub.until(r"(?s)(could not be saved|No space left).* saved ")
+        stop_and_compare(hub, peers, config, run_config)
     assert "epoch 2" not in hub.printed, "nobody had to begin anew"
-    assert files_of(config, 200) == files_of(run_config, 200)

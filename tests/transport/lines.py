@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from thinpipe.transport.groups import open_group
 from thinpipe.transport.settings import LinkSection
 
-TIMEOUT = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=300)
 MEGABYTE = 1_000_000
 
 
@@ -69,11 +69,12 @@ def in_order(group):
 
 
 def tags_and_limits(group):
-    """1 waits for tag 1, which 0 sends last: tag 2 must not wait for it, and a limit that passed harms nothing."""
-    rank = dist.get_rank(group)
+    """1 waits for tag 1, which 0 sends when it has heard of 1, outside the group: tag 2 must not wait for it, and a
+    limit that passed harms nothing."""
+    rank, heard = dist.get_rank(group), torch.tensor([0])
     if rank == 0:
         group.send([torch.tensor([2])], 1, 2)
-        time.sleep(0.5)
+        dist.recv(heard, 1)
         group.send([torch.tensor([1])], 1, 1)
         return {}
     if rank == 2:
@@ -88,6 +89,7 @@ def tags_and_limits(group):
     limited = time.monotonic() - began
     early.wait()
     only_the_late_one_misses = not late.is_completed()
+    dist.send(heard, 0)
     late.wait()
     return {
         "limited": limited,

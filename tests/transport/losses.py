@@ -60,7 +60,7 @@ def main() -> None:
     report = {}
     atexit.register(tell, report)  # before the group, so that it is called when the group has been closed
     link = LinkSection(up="80mbps", down="80mbps", latency="50ms")
-    group = open_group(link, timeout=timedelta(seconds=60))
+    group = open_group(link, timeout=timedelta(seconds=300))
     report |= (survive, leave, die)[dist.get_rank(group)](group)
 
 

@@ -23,7 +23,7 @@ def address(running, name):
 
 
 @contextmanager
-def open_groups(running, names, *, timeout=timedelta(seconds=20), **settings):
+def open_groups(running, names, *, timeout=timedelta(seconds=300), **settings):
     with ExitStack() as stack:
         groups = []
         for name in names:
@@ -36,14 +36,15 @@ def open_groups(running, names, *, timeout=timedelta(seconds=20), **settings):
 
 
 @contextmanager
-def hub_services(running, *, lost_after=10.0, **services):
-    """The hub's part: the store, whose heart beats, and these services. Yields a way to publish as the hub."""
+def hub_services(running, *, hearts=None, **services):
+    """The hub's part: the store, whose heart beats, and these services. Yields a way to publish as the hub. Nobody is
+    lost because this machine is slow, but to `hearts` that say so."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
     def call(asked):
-        return asyncio.run_coroutine_threadsafe(asked, loop).result(timeout=20)
+        return asyncio.run_coroutine_threadsafe(asked, loop).result(timeout=300)
 
     async def start():
         client = await connect(
@@ -51,7 +52,7 @@ def hub_services(running, *, lost_after=10.0, **services):
         )
         for name, service in {"store": StoreService(), line_test.SERVICE: line_test.line_service, **services}.items():
             await serve(client, name, service)
-        watches.append(asyncio.create_task(watch_hearts(client, Hearts(lost_after))))
+        watches.append(asyncio.create_task(watch_hearts(client, hearts or Hearts(lost_after=300.0))))
         return client
 
     async def end():
@@ -68,7 +69,7 @@ def hub_services(running, *, lost_after=10.0, **services):
     finally:
         call(end())
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(timeout=5)
+        thread.join(timeout=300)
         loop.close()
 
 
@@ -85,7 +86,7 @@ async def watch_hearts(client, hearts):
         await asyncio.sleep(0.2)
 
 
-def together(*actions, seconds=30):
+def together(*actions, seconds=600):
     """Runs each in a thread; what they returned, or the first error."""
     results, errors = [None] * len(actions), []
 

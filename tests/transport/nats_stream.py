@@ -21,7 +21,7 @@ def main() -> None:
     address = Address(
         url=told["url"], fingerprint=told["fingerprint"], name=names[rank], seed=told["seeds"][names[rank]]
     )
-    group = open_nats_group(Post(address), names, ORIGIN, timeout=timedelta(seconds=120))
+    group = open_nats_group(Post(address), names, ORIGIN, timeout=timedelta(seconds=600))
     under_way: deque[tuple[torch.Tensor, torch.distributed.Work]] = deque()
     for number in range(MESSAGES):
         if len(under_way) == AT_ONCE:

@@ -37,7 +37,7 @@ def start(count, module, *arguments):
     ]
 
 
-def results(workers, seconds=60, codes=None):
+def results(workers, seconds=600, codes=None):
     """What each process reported; a failure shows the end of everybody's output, and nobody is left running."""
     try:
         printed = [worker.communicate(timeout=seconds)[0] for worker in workers]

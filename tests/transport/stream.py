@@ -68,7 +68,7 @@ def main() -> None:
     torch.set_num_threads(1)
     seen = []
     for job in json.loads(sys.argv[1]):
-        group = open_group(LinkSection(**job.pop("link")), timeout=timedelta(seconds=60))
+        group = open_group(LinkSection(**job.pop("link")), timeout=timedelta(seconds=300))
         seen.append([stream(group, **job) for _ in range(job.pop("takes"))])
     dist.barrier()
     dist.destroy_process_group()

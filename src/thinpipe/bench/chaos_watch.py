@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -12,6 +11,7 @@ from thinpipe.bench.chaos_log import AnyRecord, Committed, Exited, Happened, Has
 from thinpipe.bench.chaos_programs import use_of
 from thinpipe.core.events import AnyEvent, Step
 from thinpipe.core.files import file_sha256
+from thinpipe.core.tail import Tail
 
 SAMPLE_SECONDS = 5.0
 _WORTH_TELLING = re.compile(r"\S+ (is there|is lost|has left|was )|epoch \d+|step \d+ .*(is lost|is whole|going on)")
@@ -23,23 +23,6 @@ class _Commit(msgspec.Struct):
 
     step: int
     files: dict[str, str]
-
-
-class Tail:
-    """Whole lines that are appended to a file from now on; with `whole` also those that it has."""
-
-    def __init__(self, path: Path, *, whole: bool = False) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() and not whole else 0
-
-    def lines(self) -> list[bytes]:
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        return whole.splitlines()
 
 
 class Watch:
@@ -85,7 +68,7 @@ class Watch:
                 continue  # cut short when the hub was killed
             if isinstance(event, Step):
                 self.steps, self.executed = max(self.steps, event.step), self.executed + 1
-                event = msgspec.structs.replace(event, links=[], busy=[])
+                event = msgspec.structs.replace(event, links=[], busy=[], memory=[])
             self._tell(Happened(**self._now(), event=event))
 
     def _look_at_commits(self) -> None:

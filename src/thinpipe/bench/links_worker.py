@@ -34,7 +34,7 @@ from thinpipe.bench.links_commands import (
     Timing,
 )
 from thinpipe.bench.links_run import Run
-from thinpipe.bench.memory import peak_resident_nbytes
+from thinpipe.core.resident import peak_resident_nbytes
 from thinpipe.train.engine import Engine
 from thinpipe.transport.groups import open_group
 from thinpipe.transport.settings import LinkSection

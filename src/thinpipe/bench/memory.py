@@ -7,18 +7,16 @@ what the allocator handed out. A toy step runs before either, because libraries 
 
 import json
 import os
-import platform
-import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import torch
 
 from thinpipe.bench.training_step import TrainingStep, set_threads
 from thinpipe.bench.variants import Variant
+from thinpipe.core.resident import peak_resident_nbytes
 
 TIMEOUT_SECONDS = 3600.0
 RETURN_BLOCKS_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -92,23 +90,6 @@ def _load_libraries(job: MemoryJob) -> None:
 
 def _held_nbytes(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else int(psutil.Process().memory_info().rss)
-
-
-def peak_resident_nbytes() -> int:
-    """The largest resident set this process ever had."""
-    if platform.system() == "Windows":
-        return int(psutil.Process().memory_info().peak_wset)
-    if platform.system() == "Linux":
-        # getrusage would do, but Linux carries its maximum over from the parent through fork and exec: a large parent
-        # would hide a small child. VmHWM starts afresh.
-        status = Path("/proc/self/status").read_text()
-        match = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-        if match is None:
-            raise RuntimeError("/proc/self/status does not show VmHWM, the largest resident set")
-        return int(match[1]) * 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
 
 
 def main() -> None:

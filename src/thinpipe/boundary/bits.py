@@ -4,9 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def packed_nbytes(count: int, bits: int) -> int:
-    return -(-count * bits // 8)
+from thinpipe.boundary.lengths import packed_nbytes
 
 
 def pack_bits(integers_NM: Tensor, bits: int) -> Tensor:

@@ -13,29 +13,16 @@ import torch
 from torch import Tensor
 
 from thinpipe.boundary.formats import Uniform
-from thinpipe.boundary.ids import id_nbytes, pack_ids, unpack_ids
+from thinpipe.boundary.ids import pack_ids, unpack_ids
+from thinpipe.boundary.lengths import MessageSize
 from thinpipe.core.seeds import derive_seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class MessageShape:
-    """One micro-batch at one boundary; known to both ends before anything is sent."""
+class MessageShape(MessageSize):
+    """And what the numbers are at both ends."""
 
-    batch: int
-    tokens: int
-    """Tokens of a sample that have a state; one more id travels, the label of the last."""
-    width: int
-    """Numbers per token in the state."""
-    vocab_size: int
     dtype: torch.dtype
-
-    @property
-    def rows(self) -> int:
-        return self.batch * self.tokens
-
-    @property
-    def ids_nbytes(self) -> int:
-        return self.batch * (self.tokens + 1) * id_nbytes(self.vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +59,8 @@ class Passage:
 class Compressor(ABC):
     """A tensor to bytes and back. Keeps nothing, so that one end can tell what the other will see."""
 
-    @property
-    @abstractmethod
-    def nbytes(self) -> int: ...
+    nbytes: int
+    """Of every message, as `lengths` says it."""
 
     @abstractmethod
     def encode(self, values_BTW: Tensor, passage: Passage) -> Tensor:

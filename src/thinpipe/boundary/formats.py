@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from thinpipe.boundary.lengths import ROWS, RowLength
+
 Uniform = Callable[[torch.Size], Tensor]
 """Numbers in [0, 1) for rounding at random; None in its place rounds to nearest."""
 
@@ -20,7 +22,10 @@ class NumberFormat(Protocol):
     wants_rotation: bool
     """So coarse that one large entry would cost all others their digits."""
 
-    def row_nbytes(self, width: int) -> int: ...
+    @property
+    def row_nbytes(self) -> Callable[[int], int]:
+        """Of so many numbers."""
+        ...
 
     def encode(self, values_NW: Tensor, uniform: Uniform | None = None) -> Tensor:
         """uint8, [N, row_nbytes]."""
@@ -36,12 +41,9 @@ class FloatFormat:
 
     wants_rotation = False
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: torch.dtype, row: RowLength) -> None:
+        self.dtype, self.row_nbytes = dtype, row.nbytes
         self.lossless = dtype == torch.float32
-
-    def row_nbytes(self, width: int) -> int:
-        return width * self.dtype.itemsize
 
     def encode(self, values_NW: Tensor, uniform: Uniform | None = None) -> Tensor:  # noqa: ARG002
         return values_NW.to(self.dtype).contiguous().view(torch.uint8)
@@ -55,12 +57,9 @@ class IntegerFormat:
 
     lossless = False
 
-    def __init__(self, bits: int) -> None:
-        self.bits, self.largest = bits, 2 ** (bits - 1) - 1
-        self.wants_rotation = bits < 8
-
-    def row_nbytes(self, width: int) -> int:
-        return torch.bfloat16.itemsize + -(-width * self.bits // 8)
+    def __init__(self, row: RowLength) -> None:
+        self.bits, self.largest, self.row_nbytes = row.bits, 2 ** (row.bits - 1) - 1, row.nbytes
+        self.wants_rotation = row.bits < 8
 
     def encode(self, values_NW: Tensor, uniform: Uniform | None = None) -> Tensor:
         values_NW = values_NW.float()
@@ -99,8 +98,8 @@ def _unpack_nibbles(packed: Tensor, width: int) -> Tensor:
 
 
 FORMATS: dict[str, NumberFormat] = {
-    "fp32": FloatFormat(torch.float32),
-    "bf16": FloatFormat(torch.bfloat16),
-    "int8": IntegerFormat(8),
-    "int4": IntegerFormat(4),
+    "fp32": FloatFormat(torch.float32, ROWS["fp32"]),
+    "bf16": FloatFormat(torch.bfloat16, ROWS["bf16"]),
+    "int8": IntegerFormat(ROWS["int8"]),
+    "int4": IntegerFormat(ROWS["int4"]),
 }

@@ -3,10 +3,7 @@
 import torch
 from torch import Tensor
 
-
-def id_nbytes(vocab_size: int) -> int:
-    """Bytes an id takes."""
-    return next(size for size in (2, 3, 4) if vocab_size <= 1 << (8 * size))
+from thinpipe.boundary.lengths import id_nbytes
 
 
 def pack_ids(ids: Tensor, vocab_size: int) -> Tensor:

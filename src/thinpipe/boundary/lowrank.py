@@ -8,27 +8,16 @@ from torch import Tensor
 
 from thinpipe.boundary.contract import Compressor, MessageShape, Passage
 from thinpipe.boundary.formats import FORMATS
+from thinpipe.boundary.lengths import LowRankLayout
 from thinpipe.boundary.settings import Compression
-from thinpipe.core.errors import UserError
 
 
 class LowRank(Compressor):
     def __init__(self, shape: MessageShape, settings: Compression, seed: int) -> None:  # noqa: ARG002
         assert settings.rank is not None
-        if settings.rank >= min(shape.rows, shape.width):
-            raise UserError(
-                f"a rank of {settings.rank} is no less than that of {shape.rows} tokens of {shape.width} numbers: "
-                "lower boundary.states.rank or boundary.gradients.rank"
-            )
         self.shape, self.rank, self.format = shape, settings.rank, FORMATS[settings.format or "bf16"]
-
-    @property
-    def left_nbytes(self) -> int:
-        return self.shape.rows * self.format.row_nbytes(self.rank)
-
-    @property
-    def nbytes(self) -> int:
-        return self.left_nbytes + self.rank * self.format.row_nbytes(self.shape.width)
+        layout = LowRankLayout(shape, settings)
+        self.left_nbytes, self.nbytes = layout.left_nbytes, layout.nbytes
 
     def encode(self, values_BTW: Tensor, passage: Passage) -> Tensor:  # noqa: ARG002  both factors to nearest
         left_NR, right_RW = truncate(values_BTW.reshape(self.shape.rows, self.shape.width), self.rank)

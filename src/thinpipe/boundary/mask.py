@@ -7,6 +7,7 @@ from torch import Tensor
 
 from thinpipe.boundary.contract import BoundaryMethod, Compressor, Crossing, Leg, MessageShape, Passage
 from thinpipe.boundary.formats import FORMATS
+from thinpipe.boundary.lengths import masked_nbytes
 from thinpipe.boundary.settings import FormatName
 from thinpipe.boundary.topk import TopK
 
@@ -16,10 +17,7 @@ class Masked(Compressor):
 
     def __init__(self, states: TopK, name: FormatName) -> None:
         self.states, self.format = states, FORMATS[name]
-
-    @property
-    def nbytes(self) -> int:
-        return self.states.groups * self.format.row_nbytes(self.states.count)
+        self.nbytes = masked_nbytes(states.layout, name)
 
     def encode(self, values_BTW: Tensor, passage: Passage) -> Tensor:
         assert passage.kept is not None

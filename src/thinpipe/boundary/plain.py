@@ -8,6 +8,7 @@ from torch import Tensor
 
 from thinpipe.boundary.contract import Compressor, MessageShape, Passage
 from thinpipe.boundary.formats import FORMATS
+from thinpipe.boundary.lengths import PlainLayout
 from thinpipe.boundary.rotation import Rotation
 from thinpipe.boundary.settings import FormatName
 
@@ -18,10 +19,7 @@ class Plain(Compressor):
     def __init__(self, shape: MessageShape, name: FormatName, rotation: Rotation | None) -> None:
         self.shape, self.format = shape, FORMATS[name]
         self.rotation = rotation if self.format.wants_rotation else None
-
-    @property
-    def nbytes(self) -> int:
-        return self.shape.rows * self.format.row_nbytes(self.shape.width)
+        self.nbytes = PlainLayout(shape, name).nbytes
 
     def encode(self, values_BTW: Tensor, passage: Passage) -> Tensor:
         rows = values_BTW.reshape(self.shape.rows, self.shape.width)

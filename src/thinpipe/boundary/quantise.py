@@ -7,9 +7,10 @@ arXiv 2401.07788 spans 2^bits - 1 steps over all of it; tiles of tens of numbers
 import torch
 from torch import Tensor
 
-from thinpipe.boundary.bits import pack_bits, packed_nbytes, unpack_bits
+from thinpipe.boundary.bits import pack_bits, unpack_bits
 from thinpipe.boundary.contract import Compressor, MessageShape, Passage
 from thinpipe.boundary.formats import round_up_to_bf16
+from thinpipe.boundary.lengths import QuantiseLayout
 from thinpipe.boundary.rotation import Rotation
 from thinpipe.boundary.settings import Compression
 
@@ -18,20 +19,10 @@ class Quantise(Compressor):
     def __init__(self, shape: MessageShape, settings: Compression, seed: int) -> None:
         assert settings.bits is not None
         self.shape, self.bits, self.steps = shape, settings.bits, 2**settings.bits - 1
-        sample = shape.tokens * shape.width
-        self.tile = settings.tile or (shape.width if settings.per == "token" else sample)
-        self.tiles = -(-sample // self.tile)
-        """Of a sample. The last one may be shorter."""
+        layout = QuantiseLayout(shape, settings)
+        self.tile, self.tiles = layout.tile, layout.tiles
+        self.numbers_nbytes, self.nbytes = layout.numbers_nbytes, layout.nbytes
         self.rotation = Rotation(shape.width, seed) if settings.rotate else None
-
-    @property
-    def numbers_nbytes(self) -> int:
-        return packed_nbytes(self.shape.rows * self.shape.width, self.bits)
-
-    @property
-    def nbytes(self) -> int:
-        ranges = self.shape.batch * self.tiles
-        return 2 * ranges * torch.bfloat16.itemsize + self.numbers_nbytes
 
     def encode(self, values_BTW: Tensor, passage: Passage) -> Tensor:
         rows = values_BTW.reshape(self.shape.rows, self.shape.width)

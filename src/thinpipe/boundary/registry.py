@@ -15,7 +15,6 @@ from thinpipe.boundary.plain import make_none, make_subspace
 from thinpipe.boundary.quantise import Quantise
 from thinpipe.boundary.settings import BoundarySection, Compression, FormatName
 from thinpipe.boundary.topk import TopK
-from thinpipe.core.errors import UserError
 
 METHODS: dict[str, Callable[[MessageShape, FormatName, int], Compressor]] = {
     "none": make_none,
@@ -42,10 +41,7 @@ def make_method(settings: BoundarySection, shape: MessageShape, *, confined: boo
 
     `confined` says that the state is coordinates in a subspace.
     """
-    name = settings.method or ("subspace" if confined else "none")
-    if (name == "subspace") != confined:
-        wanted = "a subspace model (set model.subspace.width)" if name == "subspace" else "a dense model"
-        raise UserError(f"boundary.method {name!r} is for {wanted}: leave boundary.method out to get the right one")
+    name = settings.method_for(confined=confined)
 
     def compressor(asked: Compression, number_format: FormatName) -> Compressor:
         if asked.kind == "none":

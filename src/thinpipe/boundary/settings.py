@@ -85,6 +85,14 @@ class BoundarySection:
         if not self.at_inference and self.states.kind == "none" and self.forward == "fp32":
             raise UserError("boundary.at_inference = false: states cross whole as it is: leave it out")
 
+    def method_for(self, *, confined: bool) -> Literal["none", "subspace"]:
+        """`confined` says that the state is coordinates in a subspace."""
+        name = self.method or ("subspace" if confined else "none")
+        if (name == "subspace") != confined:
+            wanted = "a subspace model (set model.subspace.width)" if name == "subspace" else "a dense model"
+            raise UserError(f"boundary.method {name!r} is for {wanted}: leave boundary.method out to get the right one")
+        return name
+
 
 def _refuse_without_effect(asked: Compression, where: str) -> None:
     known = KINDS[asked.kind]

@@ -7,9 +7,10 @@ number where that is shorter (from about 1 in 16 kept); their length is known be
 import torch
 from torch import Tensor
 
-from thinpipe.boundary.bits import pack_bits, packed_nbytes, unpack_bits
+from thinpipe.boundary.bits import pack_bits, unpack_bits
 from thinpipe.boundary.contract import Compressor, MessageShape, Passage
 from thinpipe.boundary.formats import FORMATS
+from thinpipe.boundary.lengths import TopKLayout
 from thinpipe.boundary.settings import Compression
 
 
@@ -17,21 +18,10 @@ class TopK(Compressor):
     def __init__(self, shape: MessageShape, settings: Compression, seed: int) -> None:  # noqa: ARG002
         assert settings.keep is not None
         self.shape, self.format = shape, FORMATS[settings.format or "bf16"]
-        self.groups = shape.rows if settings.per == "token" else shape.batch
-        self.size = shape.rows * shape.width // self.groups
-        """Numbers of which the largest are chosen."""
-        self.count = max(1, round(settings.keep * self.size))
-        self.position_bits = (self.size - 1).bit_length()
-        self.as_bitmap = self.size < self.count * self.position_bits
-
-    @property
-    def values_nbytes(self) -> int:
-        return self.groups * self.format.row_nbytes(self.count)
-
-    @property
-    def nbytes(self) -> int:
-        positions = (self.size, 1) if self.as_bitmap else (self.count, self.position_bits)
-        return self.values_nbytes + self.groups * packed_nbytes(*positions)
+        self.layout = layout = TopKLayout(shape, settings)
+        self.groups, self.size, self.count = layout.groups, layout.group, layout.count
+        self.position_bits, self.as_bitmap = layout.position_bits, layout.as_bitmap
+        self.values_nbytes, self.nbytes = layout.values_nbytes, layout.nbytes
 
     def encode(self, values_BTW: Tensor, passage: Passage) -> Tensor:
         groups = values_BTW.reshape(self.groups, self.size)

@@ -1,6 +1,7 @@
 """`thinpipe generate`: a trained model continues a text, shown as it comes."""
 
 import sys
+from collections.abc import Iterator
 
 from thinpipe.checkpoint import find_checkpoint, load_model, run_folder_of
 from thinpipe.cli.settings import GenerateConfig
@@ -10,14 +11,23 @@ from thinpipe.train.engine import choose_device
 
 
 def run(config: GenerateConfig) -> int:
+    pieces = continuation(config)
+    sys.stdout.write(config.prompt)
+    for piece in pieces:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    print()
+    return 0
+
+
+def continuation(config: GenerateConfig) -> Iterator[str]:
+    """The text that comes after the prompt, piece by piece; no character is cut."""
     checkpoint = find_checkpoint(config.run)
     tokenizer = Tokenizer.load(run_folder_of(checkpoint) / "tokenizer")
     model = load_model(checkpoint, choose_device(config.device))
     prompt_ids = [int(token) for token in tokenizer.encode_batch([config.prompt])[0]]
-    sys.stdout.write(config.prompt)
     end_of_text_id = tokenizer.vocabulary.end_of_text_id
-    shown, new_ids = "", []
-    for token in generate(
+    tokens = generate(
         model,
         prompt_ids,
         max_new_tokens=config.max_new_tokens,
@@ -25,14 +35,17 @@ def run(config: GenerateConfig) -> int:
         top_p=config.top_p,
         seed=config.seed,
         stop_id=end_of_text_id,
-    ):
-        if token == end_of_text_id:
-            break
-        new_ids.append(token)
-        text = tokenizer.decode(new_ids)
-        if not text.endswith("\ufffd"):  # half a character: wait for the rest
-            sys.stdout.write(text[len(shown) :])
-            sys.stdout.flush()
-            shown = text
-    print()
-    return 0
+    )
+
+    def pieces() -> Iterator[str]:
+        shown, new_ids = "", list[int]()
+        for token in tokens:
+            if token == end_of_text_id:
+                return
+            new_ids.append(token)
+            text = tokenizer.decode(new_ids)
+            if not text.endswith("\ufffd"):  # half a character: wait for the rest
+                yield text[len(shown) :]
+                shown = text
+
+    return pieces()

@@ -98,11 +98,17 @@ class ImportConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """Draw the loss curve of a run and say in a few lines how it went."""
+    """Make a page of how a run went, from its event log: HTML in one file, and Markdown. The run may still be going."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The folder of a run."""
     against: tuple[Path, ...] = ()
-    """Other runs to compare it with: loss over time and tokens per second in one picture."""
+    """Other runs to compare it with: loss over time, speed, and what the difference costs in loss."""
+    sample: str | None = None
+    """Let the newest checkpoint continue this text, and show it."""
     output: Path | None = None
-    """The figure. Default: loss.png in the run's folder, or comparison.png."""
+    """The folder to write. Default: report in the run's folder."""
+
+    def __post_init__(self) -> None:
+        if self.sample == "":
+            raise UserError("--sample must not be empty: give the beginning of a text")

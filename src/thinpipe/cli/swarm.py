@@ -23,18 +23,22 @@ _SECONDS = 15.0
 
 def status(config: StatusConfig) -> None:
     try:
-        with _post(config.folder) as post:
-            data = post.request("status", b"", seconds=_SECONDS)
+        found = ask_status(config.folder)
     except UnreachableError:
         if not _has_finished(config.folder):
             raise
         print(f"finished; `thinpipe report {config.folder}` shows how it went")
         return
-    found = msgspec.msgpack.decode(data, type=Status)
     if config.json:
         print(msgspec.json.encode(found).decode())
     else:
         Console(highlight=False, markup=False).print(render(found))
+
+
+def ask_status(folder: Path) -> Status:
+    """Of the run whose hub, or one of whose peers, has this folder."""
+    with _post(folder) as post:
+        return msgspec.msgpack.decode(post.request("status", b"", seconds=_SECONDS), type=Status)
 
 
 def _has_finished(folder: Path) -> bool:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import thinpipe
 
+KNOWN_TORCH = "2.13."
+"""Whose private names were checked; see pipeline/stage.py."""
+
 
 @cache
 def code_version() -> str:

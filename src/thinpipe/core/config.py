@@ -69,11 +69,16 @@ def _refuse_unknown_keys(table: dict[str, Any], config_type: Any, *, where: str,
         section = _section_type(hints[key])
         if section is not None and isinstance(value, dict):
             _refuse_unknown_keys(value, section, where=where, prefix=f"{prefix}{key}.")
+        elif section is not None and isinstance(value, list):
+            for index, item in enumerate(value):
+                if isinstance(item, dict):
+                    _refuse_unknown_keys(item, section, where=where, prefix=f"{prefix}{key}[{index}].")
 
 
 def _section_type(hint: Any) -> Any:
-    """The dataclass behind `Section` or `Section | None`."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    """The dataclass behind `Section`, `Section | None` or `tuple[Section, ...]`."""
+    is_several = isinstance(hint, types.UnionType) or typing.get_origin(hint) is tuple
+    options = typing.get_args(hint) if is_several else (hint,)
     return next((option for option in options if dataclasses.is_dataclass(option)), None)
 
 

@@ -30,6 +30,10 @@ class Started(Event, frozen=True, kw_only=True, tag="started"):
     resumed_from: str | None = None
     changed: list[str] = []
     """Settings that differ from those of the checkpoint."""
+    dim: int = 0
+    """Numbers of a token in a dense model of this width; 0 in logs that do not say it."""
+    segments: list[list[int]] = []
+    """Those that each process computes."""
 
 
 class LinkUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +67,8 @@ class Step(Event, frozen=True, kw_only=True, tag="step"):
     """Between processes; empty for one."""
     busy: list[float] = []
     """The share of the step in which each process computed."""
+    memory: list[int] = []
+    """The most bytes that each process ever held: resident, or allocated on a GPU."""
 
     @property
     def bubble(self) -> float | None:
@@ -143,7 +149,55 @@ class Stopped(Event, frozen=True, kw_only=True, tag="stopped"):
     reason: str
 
 
-AnyEvent = Started | Step | Retried | Skipped | Validated | BasisChanged | Saved | SaveFailed | Stopped
+class PeerPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """What a peer computes, and what was measured of its machine and of its line to the hub."""
+
+    name: str
+    segments: list[int]
+    device: str = ""
+    flops: float = 0.0
+    memory_nbytes: int = 0
+    """That the run may use there."""
+    up_bps: float = 0.0
+    down_bps: float = 0.0
+    latency_s: float = 0.0
+    """There and back."""
+
+
+class Assembled(Event, frozen=True, kw_only=True, tag="assembled"):
+    """An epoch of a hub's run begins: these peers compute, in the order of their segments; others are spares."""
+
+    epoch: int
+    step: int
+    """Of the commit from which it goes on."""
+    peers: list[PeerPlace]
+
+
+class Arrived(Event, frozen=True, kw_only=True, tag="arrived"):
+    """A peer joined a hub's run, or came back."""
+
+    step: int
+    """Of the newest commit."""
+    peer: str
+
+
+class Departed(Event, frozen=True, kw_only=True, tag="departed"):
+    """A peer left a hub's run, was lost or removed."""
+
+    step: int
+    """Of the newest commit."""
+    epoch: int
+    """That it ended, or 0 when nobody waited for it."""
+    peer: str
+    reason: str
+    """In words, with its name."""
+
+
+TrainingEvent = Started | Step | Retried | Skipped | Validated | BasisChanged | Saved | SaveFailed | Stopped
+"""What those who compute may tell of a run."""
+HubEvent = Assembled | Arrived | Departed
+"""What its hub alone may tell."""
+AnyEvent = TrainingEvent | HubEvent
 
 _DECODER = msgspec.json.Decoder(AnyEvent)
 
@@ -187,6 +241,20 @@ def read_events(path: Path) -> Iterator[AnyEvent]:
                 raise  # whole, but of another schema
             except msgspec.DecodeError:
                 continue
+
+
+def read_known_events(path: Path) -> tuple[list[AnyEvent], int]:
+    """Like `read_events`, for logs of any version: the events that this one knows, and how many lines it does not."""
+    events, unknown = list[AnyEvent](), 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                events.append(_DECODER.decode(line))
+            except msgspec.ValidationError:
+                unknown += 1
+            except msgspec.DecodeError:
+                continue
+    return events, unknown
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -1,5 +1,5 @@
-"""Rates, durations and sizes as people write them: "80mbps", "20ms", "12GB". A rate counts bits, as internet
-providers do."""
+"""Rates, durations, sizes and counts as people write them: "80mbps", "20ms", "12GB", "10B" tokens. A rate counts bits,
+as internet providers do."""
 
 import math
 import re
@@ -9,6 +9,7 @@ from thinpipe.core.errors import UserError
 _BITS_PER_SECOND = {"kbps": 1e3, "mbps": 1e6, "gbps": 1e9}
 _SECONDS = {"ms": 1e-3, "s": 1.0}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)", re.ASCII)
+_COUNTS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
@@ -34,6 +35,20 @@ def parse_bytes(text: str) -> float:
     if not nbytes:
         raise UserError(f"{text!r} is not a size: write bytes, such as 500MB or 12GB")
     return nbytes
+
+
+def parse_count(text: str) -> int:
+    """Of tokens: 300000, 10M, 1.5B, 1T."""
+    count = float(text) if text.isascii() and text.isdigit() else _parse(text, _COUNTS)
+    if not count:
+        raise UserError(f"{text!r} is not a number of tokens: write it as 300000, 10M, 1.5B or 1T")
+    return round(count)
+
+
+def say_count(count: float) -> str:
+    """For people: 4.2 M."""
+    name = next((name for name in reversed(_COUNTS) if count >= _COUNTS[name]), None)
+    return f"{count:,.0f}" if name is None else f"{count / _COUNTS[name]:.3g} {name.upper() if name != 'k' else name}"
 
 
 def format_rate(bits_per_second: float) -> str:

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from thinpipe.boundary.contract import BoundaryMethod, Crossing
+from thinpipe.core.code import KNOWN_TORCH
 from thinpipe.core.errors import UserError
 from thinpipe.pipeline.chain import Chain
 from thinpipe.pipeline.mail import Incoming, Outgoing, mail_tag
 from thinpipe.transport.labels import Label, is_labelled
 
-KNOWN_TORCH = "2.13."
 if not torch.__version__.startswith(KNOWN_TORCH):
     raise UserError(
         f"the pipeline was checked with torch {KNOWN_TORCH}x and this is {torch.__version__}: install "

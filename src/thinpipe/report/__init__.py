@@ -1,1 +1,1 @@
-"""What a run's event log shows: the loss curve and a few lines in words."""
+"""What a run's event log shows: a page with figures, and a few lines in words."""

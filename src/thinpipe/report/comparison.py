@@ -1,14 +1,16 @@
-"""Several runs in one picture: the loss over the time they took, and how fast they went."""
+"""Several runs beside each other: the loss over the time they took, how fast they went, what each costs in loss."""
 
 from collections.abc import Mapping
 from itertools import accumulate
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thinpipe.core.errors import UserError
-from thinpipe.report.curve import pyplot, smoothed
+from thinpipe.report.figures import GREY, INK, RUN_COLOURS, plain, pyplot, thinned
+from thinpipe.report.smoothing import smoothed, smoothing_width
 from thinpipe.report.summary import Summary
 
-COLOURS = ("#08519c", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#666666")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def compare(runs: Mapping[str, Summary]) -> list[str]:
@@ -23,28 +25,59 @@ def compare(runs: Mapping[str, Summary]) -> list[str]:
     ]
 
 
-def draw_comparison(runs: Mapping[str, Summary], path: Path) -> None:
+def measured_cost(mine: Summary, other: Summary) -> tuple[float, float, str]:
+    """Both losses at the last place that both have, and what they are: of the last validation that both made after as
+    many tokens, else the mean of training over the last steps up to the last that both have."""
+    validated = {event.step * mine.tokens_per_step: event.loss for event in mine.validations}
+    for event in reversed(other.validations):
+        tokens = event.step * other.tokens_per_step
+        loss = validated.get(tokens)
+        if loss is not None and event.loss is not None:
+            return loss, event.loss, f"validation loss after {tokens:,.0f} tokens"
+    tokens = min(mine.steps[-1].tokens, other.steps[-1].tokens)
+    width = smoothing_width(min(len(mine.steps), len(other.steps)))
+    means = [_mean_before(summary, tokens, width) for summary in (mine, other)]
+    return means[0], means[1], f"training loss, mean of {width} steps up to {tokens:,} tokens"
+
+
+def say_cost(mine: Summary, other: Summary) -> str:
+    here, there, what = measured_cost(mine, other)
+    return f"{what}: {here:.4f} against {there:.4f}, {here - there:+.4f} ({here / there - 1:+.2%})"
+
+
+def _mean_before(summary: Summary, tokens: int, width: int) -> float:
+    losses = [step.loss for step in summary.steps if step.tokens <= tokens] or [summary.steps[0].loss]
+    return sum(losses[-width:]) / len(losses[-width:])
+
+
+def comparison_figure(runs: Mapping[str, Summary]) -> "Figure":
     plt = pyplot()
-    if len(runs) > len(COLOURS):
-        raise UserError(f"{len(runs)} runs are too many for one picture: name at most {len(COLOURS)}")
-    figure, (losses, speeds) = plt.subplots(
-        1, 2, figsize=(9, 4), layout="constrained", gridspec_kw={"width_ratios": [3, 1]}
-    )
-    for colour, (name, summary) in zip(COLOURS, runs.items(), strict=False):
+    if len(runs) > len(RUN_COLOURS):
+        raise UserError(f"{len(runs)} runs are too many for one picture: name at most {len(RUN_COLOURS)}")
+    with plt.rc_context({"font.size": 9, "axes.labelcolor": INK, "text.color": INK}):
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5.2, 4.6), layout="constrained")
+        losses, speeds = figure.subplots(2, 1, gridspec_kw={"height_ratios": [3, 0.5 + 0.3 * len(runs)]})
+    width = smoothing_width(min(len(summary.steps) for summary in runs.values()))
+    for colour, (name, summary) in zip(RUN_COLOURS, runs.items(), strict=False):
         seconds = list(accumulate(step.seconds for step in summary.steps))
-        loss = smoothed([step.loss for step in summary.steps])
-        losses.plot(seconds, loss, color=colour)
-        losses.annotate(
-            name, (seconds[-1], loss[-1]), xytext=(5, 0), textcoords="offset points", color=colour, va="center"
-        )
+        middles, means = smoothed(seconds, [step.loss for step in summary.steps], width)
+        shown = thinned(len(means))
+        losses.plot(middles[shown], means[shown], color=colour, linewidth=1.8, label=name)
     names = list(runs)
-    bars = speeds.bar(names, [runs[name].tokens_per_second for name in names], color=COLOURS[: len(names)])
-    speeds.bar_label(bars, fmt="{:,.0f}")
-    losses.set(xlabel="seconds", ylabel="training loss, nats per token", title="loss over time")
-    losses.margins(x=0.12)
-    speeds.set(title="tokens per second", yticks=[])
+    values = [runs[name].tokens_per_second for name in names]
+    bars = speeds.barh(names, values, color=RUN_COLOURS[: len(names)], height=0.62)
+    speeds.bar_label(bars, fmt="{:,.0f}", padding=3, color=INK)
     for axes in (losses, speeds):
-        axes.spines[["top", "right"]].set_visible(False)
-    losses.grid(alpha=0.3)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+        plain(axes)
+    losses.set(xlabel="seconds", ylabel="training loss, nats per token")
+    losses.set_title(f"loss over time, mean of {width} steps around each", fontsize=9.5, color=INK)
+    losses.legend(frameon=False, fontsize=8.5, labelcolor=INK)
+    speeds.set_title("tokens per second, median step", fontsize=9.5, color=INK)
+    speeds.set(xticks=[], xlim=(0, 1.18 * max(values)))
+    speeds.spines["bottom"].set_visible(False)
+    speeds.spines["left"].set_color(GREY)
+    speeds.grid(visible=False)
+    speeds.invert_yaxis()
+    return figure

@@ -1,49 +1,54 @@
-"""The loss over tokens as a picture (needs the extra `report`)."""
+"""How a run went over its tokens and its time, as figures: loss and throughput."""
 
-from pathlib import Path
-from typing import Any
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from thinpipe.core.extras import need
+from thinpipe.report.figures import BLUE, GREY, ORANGE, legend, new_figure, thinned
+from thinpipe.report.smoothing import smoothed, smoothing_width
 from thinpipe.report.summary import Summary
 
-
-def pyplot() -> Any:
-    """matplotlib's, for files."""
-    need("matplotlib", extra="report", what="a figure")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def draw_loss(summary: Summary, path: Path, title: str) -> None:
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    tokens = [step.tokens / 1e6 for step in summary.steps]
-    axes.plot(tokens, [step.loss for step in summary.steps], color="#9ecae1", linewidth=1, label="training, each step")
-    smooth = smoothed([step.loss for step in summary.steps])
-    axes.plot(tokens, smooth, color="#08519c", label="training, smoothed")
+def loss_figure(summary: Summary) -> "Figure":
+    figure, axes = new_figure()
+    tokens, losses = [step.tokens / 1e6 for step in summary.steps], [step.loss for step in summary.steps]
+    width, shown = smoothing_width(len(losses)), thinned(len(losses))
+    every = "each step" if shown.step == 1 else f"one step of {shown.step}"
+    axes.plot(tokens[shown], losses[shown], color=BLUE, alpha=0.55, linewidth=0.9, label=f"training, {every}")
+    middles, means = smoothed(tokens, losses, width)
+    label = f"training, mean of {width} steps around each"
+    axes.plot(middles[shown], means[shown], color=BLUE, linewidth=1.8, label=label)
     if summary.validations:
-        per_step = summary.steps[-1].tokens / summary.steps[-1].step / 1e6
-        places = [event.step * per_step for event in summary.validations]
-        axes.plot(
-            places, [event.loss or 0.0 for event in summary.validations], "o-", color="#d95f02", label="validation"
-        )
-    axes.set(xlabel="tokens, millions", ylabel="loss, nats per token", title=title)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+        places = [event.step * summary.tokens_per_step / 1e6 for event in summary.validations]
+        found = [event.loss for event in summary.validations]
+        axes.plot(places, found, "o-", color=ORANGE, markersize=4, label="validation")
+    axes.set(xlabel="tokens, millions", ylabel="loss, nats per token")
+    legend(axes)
+    return figure
 
 
-def smoothed(values: list[float], weight: float = 0.9) -> list[float]:
-    """An exponential mean that does not start from zero."""
-    smooth, total, norm = [], 0.0, 0.0
-    for value in values:
-        total = weight * total + value
-        norm = weight * norm + 1
-        smooth.append(total / norm)
-    return smooth
+def throughput_figure(summary: Summary) -> "Figure":
+    """Over time in steps: pauses between two starts are left out, and marked."""
+    figure, axes = new_figure(2.6)
+    speeds = [step.tokens_per_second for step in summary.steps]
+    clock = list(accumulate(step.seconds for step in summary.steps))
+    unit, length = ("hours", 3600) if clock[-1] > 3 * 3600 else ("minutes", 60) if clock[-1] > 180 else ("seconds", 1)
+    places, width, shown = [at / length for at in clock], smoothing_width(len(speeds)), thinned(len(speeds))
+    axes.plot(places[shown], speeds[shown], color=BLUE, alpha=0.55, linewidth=0.9, label="each step")
+    middles, means = smoothed(places, speeds, width)
+    label = f"mean of {width} steps around each"
+    axes.plot(middles[shown], means[shown], color=BLUE, linewidth=1.8, label=label)
+    for number, place in enumerate(_restarts(summary, places)):
+        axes.axvline(place, color=GREY, linewidth=1, linestyle=":", label=None if number else "started again")
+    axes.set(xlabel=f"{unit} of computing", ylabel="tokens per second")
+    axes.set_ylim(0, 1.1 * max(speeds))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    legend(axes, loc="lower right")
+    return figure
+
+
+def _restarts(summary: Summary, places: list[float]) -> list[float]:
+    by_step = {step.step: place for step, place in zip(summary.steps, places, strict=True)}
+    return [by_step[start.step] for start in summary.starts[1:] if start.step in by_step]

@@ -1,14 +1,26 @@
 """Reads the event log of a run into the numbers that people ask for. Draws nothing."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import AnyEvent, BasisChanged, Skipped, Started, Step, Validated, read_events
+from thinpipe.core.events import (
+    AnyEvent,
+    BasisChanged,
+    Retried,
+    Saved,
+    Skipped,
+    Started,
+    Step,
+    Stopped,
+    Validated,
+    read_known_events,
+)
 
-Kind = TypeVar("Kind", bound=AnyEvent)
+Kind = TypeVar("Kind", Step, Validated, BasisChanged, Skipped, Saved)
 
 
 @dataclass(frozen=True)
@@ -21,6 +33,11 @@ class Summary:
     basis_changes: list[BasisChanged]
     skipped: list[Skipped]
     starts: list[Started]
+    saved: list[Saved] = field(default_factory=list)
+    events: list[AnyEvent] = field(default_factory=list)
+    """All, in the order of writing, repeated steps too."""
+    unknown: int = 0
+    """Lines of another version of thinpipe, which were passed over."""
 
     @property
     def seconds(self) -> float:
@@ -28,18 +45,42 @@ class Summary:
         return sum(step.seconds for step in self.steps)
 
     @property
+    def beside_seconds(self) -> float:
+        """Of validation and saving. A hub's peers save while they train, which is counted here too."""
+        return sum(event.seconds for event in self.validations) + sum(event.seconds for event in self.saved)
+
+    @property
     def tokens_per_second(self) -> float:
         """The median step's: the first ones warm up."""
         return median(step.tokens_per_second for step in self.steps)
 
     @property
+    def tokens_per_step(self) -> float:
+        return self.steps[-1].tokens / self.steps[-1].step
+
+    @property
     def nbytes_per_token(self) -> float:
         """Payload over the busiest link between two processes, both directions; 0 for one process."""
-        last = self.steps[-1]
         by_boundary: dict[int, int] = {}
-        for link in last.links:
+        for link in self.steps[-1].links:
             by_boundary[link.boundary] = by_boundary.get(link.boundary, 0) + link.nbytes
-        return max(by_boundary.values(), default=0) / (last.tokens / last.step)
+        return max(by_boundary.values(), default=0) / self.tokens_per_step
+
+    @property
+    def ended(self) -> str | None:
+        """Why the run's last start stopped; None while it goes on, or when it was killed."""
+        last = next((event for event in reversed(self.events) if isinstance(event, Started | Step | Stopped)), None)
+        return last.reason if isinstance(last, Stopped) else None
+
+    @property
+    def retried(self) -> list[Retried]:
+        return [event for event in self.events if isinstance(event, Retried)]
+
+    @property
+    def repeated(self) -> list[Step]:
+        """Steps that were computed again later, because their results were lost: earlier attempts of a number."""
+        counted = {id(step) for step in self.steps}
+        return [event for event in self.events if isinstance(event, Step) and id(event) not in counted]
 
     def lines(self) -> list[str]:
         last, seconds = self.steps[-1], self.seconds
@@ -49,7 +90,7 @@ class Summary:
             f"training loss {self.steps[0].loss:.4f} -> {last.loss:.4f}",
         ]
         if self.validations:
-            best_loss, step = min((event.loss, event.step) for event in self.validations if event.loss is not None)
+            best_loss, step = best_validation(self.validations)
             lines.append(f"best validation loss {best_loss:.4f} at step {step}")
         if last.bubble is not None:
             bubble = median(step.bubble or 0.0 for step in self.steps)
@@ -66,7 +107,7 @@ def summarise(run: Path) -> Summary:
     path = run / "events.jsonl"
     if not path.is_file():
         raise UserError(f"{path} does not exist: name the dump_folder of a run")
-    events = list(read_events(path))
+    events, unknown = read_known_events(path)
     steps = _last_of_each_step([event for event in events if isinstance(event, Step)])
     if not steps:
         raise UserError(f"{run} has nothing to show yet: no step has been finished")
@@ -78,7 +119,15 @@ def summarise(run: Path) -> Summary:
         basis_changes=_last_of_each_step([event for event in events if isinstance(event, BasisChanged)]),
         skipped=_last_of_each_step([event for event in events if isinstance(event, Skipped)]),
         starts=[event for event in events if isinstance(event, Started)],
+        saved=_last_of_each_step([event for event in events if isinstance(event, Saved)]),
+        events=events,
+        unknown=unknown,
     )
+
+
+def best_validation(validations: Sequence[Validated]) -> tuple[float, int]:
+    """The lowest loss, and its step."""
+    return min((event.loss, event.step) for event in validations if event.loss is not None)
 
 
 def _last_of_each_step(events: list[Kind]) -> list[Kind]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from thinpipe.core.errors import UserError
+from thinpipe.core.events import Arrived, Assembled, Departed, PeerPlace
 from thinpipe.swarm.accusations import Accusations
 from thinpipe.swarm.errands import ERRAND_SECONDS, Errands
 from thinpipe.swarm.hearts import LOST_AFTER_SECONDS, Hearts
@@ -126,6 +127,7 @@ class Epochs:
         any more, and the hub expels it."""
         if peer not in self.roster.present:
             self._tell(f"{peer} is there")
+            self.hosted.heard(Arrived(step=self.hosted.committed, peer=peer))
         self.hearts.beat(peer, time.monotonic())
         self.errands.done(peer)
         self.mending.gave[peer] = request.gave
@@ -134,9 +136,12 @@ class Epochs:
         over = self.roster.asked(peer, request, time.monotonic())
         if life not in (None, self.roster.life_of(peer)):  # it was started again: what it was sending it never will
             self.hosted.gone(peer)
+            self._departed(peer, f"{peer} was started again", over)
+            self.hosted.heard(Arrived(step=self.hosted.committed, peer=peer))
         if accused is not None:  # before anything is awaited: the next epoch may begin meanwhile
             self.barred.add(accused.name)
             over = self.roster.gone(accused.name, f"{accused.name} is accused") or over
+            self._departed(accused.name, f"{accused.name} was removed by the others for what it sent", over)
         if over is not None:
             await self._over(say(over))
         return accused
@@ -173,7 +178,8 @@ class Epochs:
             if missing:
                 return missing if isinstance(missing, Give) else Wait(text=missing)
         before = self.roster.last_epoch
-        found = None if self.stop_wanted else self.roster.next_for(peer, time.monotonic())
+        over = self.stop_wanted or bool(self.ended)  # it may have ended while we read
+        found = None if over else self.roster.next_for(peer, time.monotonic())
         if self.roster.last_epoch != before:
             try:
                 await self._begun()
@@ -219,6 +225,7 @@ class Epochs:
         await self.votes.begin(epoch.number, epoch.names)
         shares = ", ".join(f"{name}: {share}" for name, share in epoch.shares.items())
         self._tell(f"epoch {epoch.number}: segments {shares}; slowest part: {epoch.assignment.bottleneck}")
+        self.hosted.heard(Assembled(epoch=epoch.number, step=self._committed, peers=self._places(epoch)))
         await self.notify()
 
     def _outlook(self, epoch: Epoch) -> Outlook:
@@ -229,6 +236,10 @@ class Epochs:
             hub_down_bps=self.roster.hub_rates[1],
             latency_s=max(report.latency_s for report in reports if report is not None),
         )
+
+    def _places(self, epoch: Epoch) -> list[PeerPlace]:
+        reports = [(name, segments, self.roster.report_of(name)) for name, segments in epoch.assignment.places]
+        return [report.place(name, segments) for name, segments, report in reports if report is not None]
 
     def _work(self, epoch: Epoch) -> Work:
         beginning = self._beginning
@@ -288,9 +299,15 @@ class Epochs:
         self.errands.done(name)
         if known:
             self._tell(why)
+            self._departed(name, why, over)
         if over is not None:
             await self._over(over)
         await self.notify()
+
+    def _departed(self, name: str, why: str, over: str | None) -> None:
+        """Before anything is awaited: the next epoch may begin meanwhile."""
+        ended = 0 if over is None else self.roster.last_epoch
+        self.hosted.heard(Departed(step=self.hosted.committed, epoch=ended, peer=name, reason=say(why)))
 
     async def _over(self, why: str) -> None:
         number = self.roster.last_epoch  # the next may begin while we wait

@@ -2,6 +2,7 @@
 
 In two steps, since the server cuts the invite's connection as soon as the invite is used up. First the newcomer is told
 its name; then it says that it has heard it, and is let in. Whatever is lost on the way, it can ask again, or is in.
+Before that it may measure its line, which uses nothing up.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from thinpipe.swarm.broker import Broker, BrokerError
 from thinpipe.swarm.broker_config import check_name
 from thinpipe.swarm.invite import Invite
 from thinpipe.swarm.keys import KeyPair, is_public_key
+from thinpipe.swarm.line_test import line_service
 from thinpipe.swarm.messages import JoinAnswer, JoinRequest
 from thinpipe.swarm.reading import read, say
 
@@ -50,9 +52,12 @@ class Gate:
 
     async def _asked(self, message: Msg) -> None:
         invite, request = message.subject.split(".")[1], read(_REQUESTS, message.data)
-        if request is None or not message.reply.startswith(f"_INBOX.{invite}.") or invite not in self._broker.invites:
+        if not message.reply.startswith(f"_INBOX.{invite}.") or invite not in self._broker.invites:
             return
-        if request.heard and request == self._promised.get(invite):
+        if request is None:
+            if (noise := await line_service(invite, message.data)) is not None:
+                await self._client.publish(message.reply, noise)
+        elif request.heard and request == self._promised.get(invite):
             await self._admit(invite, request)
         else:
             await self._client.publish(message.reply, msgspec.msgpack.encode(self._promise(invite, request)))

@@ -11,7 +11,7 @@ import msgspec
 from nats.errors import Error as NatsError
 
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import AnyEvent
+from thinpipe.core.events import TrainingEvent
 from thinpipe.swarm.broker import Broker, BrokerError
 from thinpipe.swarm.broker_config import HUB
 from thinpipe.swarm.departures import Departures
@@ -48,7 +48,7 @@ _LATE_SECONDS = 2.0
 _FAREWELL_SECONDS = 15.0
 """For peers to hear that the run has ended."""
 _MOST_EVENT_NBYTES, _MOST_LINE = 256 << 10, 5000
-_EVENTS: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+_EVENTS: msgspec.json.Decoder[TrainingEvent] = msgspec.json.Decoder(TrainingEvent)
 
 Request = TypeVar("Request", bound=msgspec.Struct)
 
@@ -282,6 +282,7 @@ class Hub:
             hub_bps=roster.hub_rates if peers else (0.0, 0.0),
             progress=dict(self.hosted.progress),
             commits=self.hosted.commits,
+            time_s=time.time(),
         )
 
     async def _publish(self, subject: str, data: bytes) -> None:

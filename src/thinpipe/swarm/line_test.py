@@ -11,13 +11,12 @@ import statistics
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 
 from thinpipe.core.errors import UserError
 from thinpipe.swarm.reading import read
-from thinpipe.transport.nats.post import Post
 
 SERVICE = "line"
 MOST_NBYTES = 1 << 20
@@ -32,6 +31,12 @@ _MOST_AHEAD_NBYTES = 16 << 20
 _PIECES_AHEAD = 4
 _WARM_UP_SECONDS = 2.0
 _FULL_SECONDS = 0.1
+
+
+class Asker(Protocol):
+    """A `Post`, or a `GuestLine`."""
+
+    def ask(self, service: str, data: bytes, *, seconds: float, bulk: bool = False) -> Future[bytes]: ...
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +59,7 @@ async def line_service(peer: str, data: bytes) -> bytes | None:  # noqa: ARG001 
     return None if asked is None else _noise(asked.answer_nbytes)
 
 
-def measure_latency(post: Post, *, rounds: int = 10, patience_seconds: float = PATIENCE_SECONDS) -> float:
+def measure_latency(post: Asker, *, rounds: int = 10, patience_seconds: float = PATIENCE_SECONDS) -> float:
     """Seconds of a round trip, in the median."""
     probe, times = msgspec.msgpack.encode(Probe(answer_nbytes=1)), []
     for _ in range(rounds):
@@ -64,7 +69,7 @@ def measure_latency(post: Post, *, rounds: int = 10, patience_seconds: float = P
     return statistics.median(times)
 
 
-def measure_rates(post: Post, *, seconds_each: float = 1.5, patience_seconds: float = PATIENCE_SECONDS) -> Rates:
+def measure_rates(post: Asker, *, seconds_each: float = 1.5, patience_seconds: float = PATIENCE_SECONDS) -> Rates:
     """First up, then down; each takes at most about 3 seconds more than `seconds_each`. A piece that has not crossed
     after `patience_seconds` ends it with a UserError."""
     latency = measure_latency(post, rounds=3, patience_seconds=patience_seconds)
@@ -85,7 +90,7 @@ def _result(answer: Future[bytes], nbytes: int, patience_seconds: float) -> None
 class _Direction:
     """Pieces under way in one direction. A piece has crossed when its answer is here."""
 
-    def __init__(self, post: Post, *, up: bool, latency: float, patience_seconds: float) -> None:
+    def __init__(self, post: Asker, *, up: bool, latency: float, patience_seconds: float) -> None:
         self.post, self.up, self.patience_seconds = post, up, patience_seconds
         self.long_enough = _FULL_SECONDS + 2 * latency
         self.crossed: queue.SimpleQueue[tuple[float, int, Future[bytes]]] = queue.SimpleQueue()

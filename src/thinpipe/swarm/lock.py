@@ -1,4 +1,5 @@
-"""One owner of a folder at a time. Two servers on one store would both start, and lose each other's data in silence.
+"""One owner of a folder at a time. Two servers on one store would both start, and lose each other's data in silence;
+so would two runs.
 
 The lock is of the open file, not of the process: on POSIX the server inherits it, so the folder is free only when the
 server is gone too, whatever became of the program that started it.

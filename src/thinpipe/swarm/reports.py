@@ -1,12 +1,15 @@
 """What a peer tells the hub of its machine before it is given segments. No torch here: the hub needs none."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
+from thinpipe.core.events import PeerPlace
 from thinpipe.core.units import format_bytes, say_flops, say_rate
 from thinpipe.swarm.assign import Machine
+from thinpipe.swarm.reading import say
 
 Above0 = Annotated[float, msgspec.Meta(gt=0)]
 Words = Annotated[str, msgspec.Meta(max_length=200)]
@@ -54,4 +57,17 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
             memory_nbytes=self.processor.memory_nbytes,
             up_bps=self.up_bps,
             down_bps=self.down_bps,
+        )
+
+    def place(self, name: str, segments: Sequence[int]) -> PeerPlace:
+        """As the event log wants it."""
+        return PeerPlace(
+            name=name,
+            segments=list(segments),
+            device=say(self.processor.device),
+            flops=self.processor.flops,
+            memory_nbytes=self.processor.memory_nbytes,
+            up_bps=self.up_bps,
+            down_bps=self.down_bps,
+            latency_s=self.latency_s,
         )

@@ -55,7 +55,7 @@ class Server:
         deadline = time.monotonic() + seconds
         while self.running and time.monotonic() < deadline:
             try:
-                if _fingerprint_at(address, seconds=min(seconds, 2.0)) == expected:
+                if fingerprint_at(address, seconds=min(seconds, 2.0)) == expected:
                     return
             except OSError:
                 pass
@@ -102,7 +102,8 @@ def free_port(host: str) -> int:
         return port
 
 
-def _fingerprint_at(address: tuple[str, int], *, seconds: float) -> str | None:
+def fingerprint_at(address: tuple[str, int], *, seconds: float) -> str | None:
+    """Of the certificate that is shown there, whoever shows it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (

@@ -33,6 +33,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     hub_bps: tuple[float, float]
     """Of the hub's line, up and down."""
     progress: dict[str, float]
+    time_s: float = 0.0
+    """By the hub's clock, since 1970; 0: it does not say."""
     commits: str = ""
     """How often the state is made safe, and how much work can be lost, in words."""
 

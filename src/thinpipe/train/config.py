@@ -244,10 +244,24 @@ class ValidationSection:
 class MetricsSection:
     log_freq: int = 10
     """Optimiser steps between two lines on a console that is no terminal."""
+    live: bool = False
+    """Show the whole pipeline in the terminal, as `thinpipe watch` does, instead of a bar."""
+    dashboard: int | None = None
+    """Serve a web page of the run on this port of this machine; 0 takes any that is free."""
+    prometheus: int | None = None
+    """Serve figures for Prometheus on this port of this machine."""
+    tensorboard: bool = False
+    """Write files for TensorBoard into the run's folder."""
+    wandb: str | None = None
+    """Log to this project of Weights & Biases."""
 
     def __post_init__(self) -> None:
         if self.log_freq < 1:
             raise UserError(f"metrics.log_freq must be at least 1, not {self.log_freq}")
+        for name in ("dashboard", "prometheus"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port < 65536:
+                raise UserError(f"metrics.{name} is a port between 0 and 65535, not {port}")
 
 
 @dataclass(frozen=True, kw_only=True)

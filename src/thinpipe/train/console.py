@@ -1,90 +1,26 @@
-"""What a person sees of a run: a progress bar with the time left on a terminal, plain lines anywhere else."""
+"""What a person sees of a run: a progress bar with the time left on a terminal, plain lines anywhere else;
+or the whole pipeline, a page and other people's tools, where somebody asks for them."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from thinpipe.core.events import (
-    AnyEvent,
-    BasisChanged,
-    Retried,
-    Saved,
-    SaveFailed,
-    Skipped,
-    Started,
-    Step,
-    Stopped,
-    Validated,
-)
+from thinpipe.core.event_words import describe
+from thinpipe.core.events import AnyEvent, HubEvent, SaveFailed, Started, Step
+from thinpipe.live.serving import serving
+from thinpipe.live.sinks import Sink, SinkSettings, open_sinks
+from thinpipe.live.table import Table
+from thinpipe.train.config import RunConfig
 
 
 class Display(Protocol):
     """Shows events as they happen."""
 
     def show(self, event: AnyEvent) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-_ADVICE = {
-    "not_finite": " (three steps in a row). The last checkpoint is good, but repeats itself exactly: "
-    "lower optimizer.lr or training.max_norm and run the same command",
-    "not_saved": ". The last checkpoint is older than the run: make room and run the same command",
-}
-
-
-def describe(event: AnyEvent) -> str:
-    """One line of text."""
-    match event:
-        case Started():
-            origin = f"resumed from {event.resumed_from}" if event.resumed_from else "new run"
-            changes = f"; changed: {', '.join(event.changed)}" if event.changed else ""
-            return f"{origin}, {event.parameters:,} trainable parameters{changes}"
-        case Step():
-            return (
-                f"step: {event.step:>6}  loss: {event.loss:7.4f}  grad_norm: {event.grad_norm:7.4f}  "
-                f"lr: {event.lr:.2e}  tps: {event.tokens_per_second:,.0f}{_links(event)}"
-            )
-        case Retried():
-            return f"step: {event.step:>6}  retried: {event.culprit} {event.reason}, from {event.sender}"
-        case Skipped():
-            sender = f", from {event.sender}" if event.sender else ""
-            return f"step: {event.step:>6}  skipped: {event.culprit} {event.reason}{sender}; no weight changed"
-        case Validated():
-            if event.loss is None:
-                return f"step: {event.step:>6}  validation loss is not finite"
-            bits = f"  bits per byte: {event.bits_per_byte:.4f}" if event.bits_per_byte is not None else ""
-            return f"step: {event.step:>6}  validation loss: {event.loss:7.4f}{bits}"
-        case BasisChanged():
-            return (
-                f"step: {event.step:>6}  basis {event.version}: captured energy {event.captured_energy:.3f}, "
-                f"largest angle {event.largest_angle:.3f}, loss {event.loss_before:.4f} -> {event.loss_after:.4f}"
-            )
-        case Saved():
-            return f"step: {event.step:>6}  saved {event.path} ({event.nbytes / 1e6:.1f} MB, {event.seconds:.1f} s)"
-        case SaveFailed():
-            return f"step: {event.step:>6}  could not save: {event.reason}; older checkpoints stay"
-        case Stopped():
-            return f"step: {event.step:>6}  stopped: {event.reason}{_ADVICE.get(event.reason, '')}"
-
-
-def _links(event: Step) -> str:
-    """How the pipeline did: the share of time lost in waiting, for whom, and the busiest link."""
-    if event.bubble is None or not event.links:
-        return ""
-    busiest = max(event.links, key=lambda link: link.mbps)
-    total = sum(link.nbytes for link in event.links)
-    return (
-        f"  bubble: {event.bubble:.0%} (slowest: process {event.slowest})  "
-        f"sent: {total / 1e6:.2f} MB  busiest link: {busiest.mbps:.1f} Mbps over boundary {busiest.boundary} "
-        f"{'forward' if busiest.forward else 'back'}, waited {busiest.waited_s:.2f} s"
-    )
 
 
 class Lines:
@@ -94,17 +30,9 @@ class Lines:
         self.console, self.log_freq = console, log_freq
 
     def show(self, event: AnyEvent) -> None:
-        if isinstance(event, Step) and event.step % self.log_freq and event.step != 1:
-            return
+        if isinstance(event, HubEvent) or (isinstance(event, Step) and event.step % self.log_freq and event.step != 1):
+            return  # of who comes and goes the hub speaks itself, with more words
         self.console.print(describe(event), highlight=False, soft_wrap=True, markup=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
 
 class Bar:
@@ -126,7 +54,7 @@ class Bar:
         if isinstance(event, Step):
             text = f"loss {event.loss:.4f}  {event.tokens_per_second:,.0f} tokens/s"
             self.progress.update(self.task, completed=event.step, description=text)
-        else:
+        elif not isinstance(event, HubEvent):  # which the hub has said itself
             if isinstance(event, Started):
                 self.progress.reset(self.task, completed=event.step)  # steps of an earlier start say nothing of speed
             self.progress.console.print(describe(event), highlight=False, markup=False)
@@ -141,6 +69,42 @@ class Bar:
         self.progress.stop()
 
 
-def open_display(*, log_freq: int, total_steps: int) -> Display:
-    console = Console()
-    return Bar(console, total_steps=total_steps) if console.is_terminal else Lines(console, log_freq=log_freq)
+class WithSinks:
+    """A display, and whoever else is told. A sink that fails is told no more: that is no reason to stop computing."""
+
+    def __init__(self, display: Display, sinks: Sequence[Sink]) -> None:
+        self._display, self._sinks = display, list(sinks)
+
+    def show(self, event: AnyEvent) -> None:
+        self._display.show(event)
+        for sink in list(self._sinks):
+            try:
+                sink.tell(event)
+            except OSError as error:
+                self._sinks.remove(sink)
+                name = type(sink).__name__
+                self._display.show(SaveFailed(step=event.step, reason=f"{name} is told no more: {error}"))
+
+
+@contextmanager
+def open_display(config: RunConfig, *, leads: bool = True) -> Iterator[Display]:
+    """`leads`: pages and sinks are for one process of a run."""
+    console, metrics, folder = Console(), config.metrics, config.job.dump_folder
+    with ExitStack() as stack:
+        sinks = list[Sink]()
+        if leads:
+            if metrics.dashboard is not None:
+                address = stack.enter_context(serving(folder, port=metrics.dashboard))
+                console.print(f"the page of this run is at {address}", highlight=False)
+            asked = SinkSettings(
+                folder=folder, prometheus=metrics.prometheus, tensorboard=metrics.tensorboard, wandb=metrics.wandb
+            )
+            for sink in open_sinks(asked):
+                stack.callback(sink.close)
+                sinks.append(sink)
+        if not console.is_terminal:
+            yield WithSinks(Lines(console, log_freq=metrics.log_freq), sinks)
+        elif metrics.live and leads:
+            yield WithSinks(stack.enter_context(Table(console, folder)), sinks)
+        else:
+            yield WithSinks(stack.enter_context(Bar(console, total_steps=config.training.steps)), sinks)

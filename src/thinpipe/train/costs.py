@@ -28,6 +28,7 @@ from thinpipe.swarm.assign import Need, Traffic
 from thinpipe.train.boundaries import boundary_method
 from thinpipe.train.config import RunConfig
 from thinpipe.train.dry_run import count_kept
+from thinpipe.train.under_way import under_way
 
 
 def segment_needs(model: ModelConfig, config: RunConfig, *, processes: int | None = None) -> list[Need]:
@@ -37,7 +38,7 @@ def segment_needs(model: ModelConfig, config: RunConfig, *, processes: int | Non
     return [
         Need(
             flops_per_token=_flops_per_token(segment, config),
-            memory_nbytes=_memory_nbytes(segment, config, _under_way(index, count, processes or count, config)),
+            memory_nbytes=_memory_nbytes(segment, config, under_way(index, count, processes or count, config)),
         )
         for index, segment in enumerate(built.segments)
     ]
@@ -72,9 +73,8 @@ def _buffers(model: Model) -> list[torch.Tensor]:
 
 def _flops_per_token(segment: Segment, config: RunConfig) -> float:
     model = segment.config
-    again = 4 / 3 if config.execution.checkpoint_activations else 1.0
-    attention = 12 * config.training.seq_len * model.n_heads * model.head_dim * len(segment.blocks)
-    total = again * (6 * _matrix_numbers(segment.blocks) + attention)
+    attention = 2 * config.training.seq_len * model.n_heads * model.head_dim * len(segment.blocks)
+    total = (8 if config.execution.checkpoint_activations else 6) * (_matrix_numbers(segment.blocks) + attention)
     ends = [part for part in (segment.first, segment.last, segment.necks) if part is not None]
     total += 6 * sum(map(_matrix_numbers, ends))
     if model.subspace.width is not None:
@@ -97,13 +97,13 @@ def _products_with_basis(segment: Segment, config: RunConfig) -> int:
     return 2 * len(segment.blocks) + int(is_last) + tracked
 
 
-def _memory_nbytes(segment: Segment, config: RunConfig, under_way: int) -> int:
+def _memory_nbytes(segment: Segment, config: RunConfig, microbatches: int) -> int:
     dtype: torch.dtype = getattr(torch, config.training.dtype)
     weights = sum(parameter.numel() for parameter in segment.parameters()) * dtype.itemsize
     kept = count_kept(
         segment, config.execution, batch=config.microbatch_size, tokens=config.training.seq_len, dtype=dtype
     )
-    gradients, held = weights, under_way * kept.nbytes + kept.at_work_nbytes
+    gradients, held = weights, microbatches * kept.nbytes + kept.at_work_nbytes
     # Gradients come as activations go, and stay for the next micro-batch if there is one.
     beside = gradients + held if config.microbatches > 1 else max(gradients, held)
     return _state_nbytes(segment, config) + beside
@@ -114,14 +114,3 @@ def _state_nbytes(segment: Segment, config: RunConfig) -> int:
     rule = config.optimizer.second_moment
     numbers = sum(2 * each.numel() + second_moment_shape(each, rule).numel() for each in segment.parameters())
     return numbers * dtype.itemsize
-
-
-def _under_way(index: int, count: int, processes: int, config: RunConfig) -> int:
-    """Micro-batches that a segment holds at once: forward passes before the first backward one, and at most all."""
-    if processes == 1:
-        return 1
-    if config.parallelism.pipeline_parallel_schedule != "1F1B":
-        return config.microbatches  # right for GPipe; the others hold no more
-    after = min(processes - 1, count - 1 - index)
-    extra = config.parallelism.pipeline_parallel_extra_microbatches
-    return min(config.microbatches, 1 + after * (1 + extra))

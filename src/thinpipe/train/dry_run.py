@@ -16,6 +16,7 @@ from torch.func import functional_call
 from thinpipe.models.config import Execution
 from thinpipe.models.model import Segment
 from thinpipe.pipeline.chain import token_losses
+from thinpipe.subspace import Subspace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +42,9 @@ def count_kept(segment: Segment, execution: Execution, *, batch: int, tokens: in
         return Kept(nbytes=sum(all_nbytes), at_work_nbytes=gradients)
     outside = sum(_saved_nbytes(segment, replace(plain, checkpoint_activations=True), batch, tokens, dtype))
     one_block = (sum(all_nbytes) - outside) // len(segment.blocks)
-    numbers = len(segment.blocks) * segment.space.width + segment.config.dim  # what enters blocks, and their base
-    return Kept(
-        nbytes=outside + batch * tokens * numbers * dtype.itemsize, at_work_nbytes=max(0, one_block) + gradients
-    )
+    # What enters blocks is among what is kept outside of them, but for the base of a confined stream.
+    base = batch * tokens * segment.config.dim * dtype.itemsize if isinstance(segment.space, Subspace) else 0
+    return Kept(nbytes=outside + base, at_work_nbytes=max(0, one_block) + gradients)
 
 
 def _saved_nbytes(segment: Segment, execution: Execution, batch: int, tokens: int, dtype: torch.dtype) -> list[int]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from thinpipe.checkpoint import Checkpoint, layers_of, memories, restore, restore_memories, state_by_layer
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import LinkUse
+from thinpipe.core.resident import peak_resident_nbytes
 from thinpipe.models import Model, ModelConfig, build, materialise
 from thinpipe.pipeline.chain import Chain, token_losses
 from thinpipe.pipeline.placement import place
@@ -48,6 +49,8 @@ class StepOutcome:
     links: list[LinkUse] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
     """The share of the step in which each process computed; the rest is the bubble. Empty for one process."""
+    memory: list[int] = field(default_factory=list)
+    """The most bytes that each process ever held."""
 
 
 class Engine:
@@ -183,7 +186,7 @@ class Engine:
         ends = [(boundary, forward) for boundary in range(len(self.methods)) for forward in (True, False)]
         not_finite, absurd = self.watch.not_finite(), self.watch.absurd()
         waited = sum(part.waited_seconds for part in received.values())
-        seconds = self.runner.seconds
+        seconds, held = self.runner.seconds, float(self._peak_nbytes())
         shared = iter(
             self.exchange.sum(
                 [
@@ -196,6 +199,7 @@ class Engine:
                     *(received[end].waited_seconds if end in received else 0.0 for end in ends),
                     *(seconds if rank == self.exchange.rank else 0.0 for rank in range(self.exchange.size)),
                     *(waited if rank == self.exchange.rank else 0.0 for rank in range(self.exchange.size)),
+                    *(held if rank == self.exchange.rank else 0.0 for rank in range(self.exchange.size)),
                 ]
             )
         )
@@ -204,6 +208,7 @@ class Engine:
         bad = [dict(zip(ends, islice(shared, len(ends)), strict=True)) for _ in range(2)]
         nbytes, waits = list(islice(shared, len(ends))), list(islice(shared, len(ends)))
         took, idle = list(islice(shared, self.exchange.size)), list(islice(shared, self.exchange.size))
+        memory = [int(nbytes) for nbytes in islice(shared, self.exchange.size)]
         fault = find_fault(bad[0], bad[1], total_loss, norms, homes=self.homes, segments=self.segment_of)
         grad_norm = math.sqrt(math.fsum(norm * norm for norm in norms.values())) if fault is None else math.nan
         links = [
@@ -212,7 +217,11 @@ class Engine:
             if count
         ]
         busy = [1 - wait / whole for wait, whole in zip(idle, took, strict=True)] if links else []
-        return StepOutcome(total_loss, grad_norm, fault, stop=stops > 0, links=links, busy=busy)
+        return StepOutcome(total_loss, grad_norm, fault, stop=stops > 0, links=links, busy=busy, memory=memory)
+
+    def _peak_nbytes(self) -> int:
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.max_memory_allocated(self.device) if on_gpu else peak_resident_nbytes()
 
     def _refuse_disagreement(self) -> None:
         hashes = self.model.space.hashes

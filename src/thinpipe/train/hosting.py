@@ -31,7 +31,7 @@ from thinpipe.swarm.reading import UNREADABLE
 from thinpipe.swarm.roster import Epoch
 from thinpipe.train.commit_interval import CommitPlan, StepSeconds, plan_commits, predict_step_seconds
 from thinpipe.train.commit_record import COMMIT, open_ledger, say_replaced, state_of
-from thinpipe.train.config import DataSection, JobSection, RunConfig
+from thinpipe.train.config import DataSection, JobSection, MetricsSection, RunConfig
 from thinpipe.train.console import Display
 from thinpipe.train.costs import boundary_traffic, segment_needs, segment_state_nbytes, shared_nbytes
 from thinpipe.train.first_checkpoint import make_first_checkpoint
@@ -350,12 +350,19 @@ class HostedRun:
 
 
 def settings_for_peers(config: RunConfig, shares: Sequence[int] = (1,), interval: int | None = None) -> RunConfig:
-    """Without what is the hub's own: its folders. `interval`: of commits."""
+    """Without what is the hub's own: its folders, its page, its sinks. `interval`: of commits."""
     parallelism = replace(
         config.parallelism, pipeline_parallel_degree=len(shares), pipeline_parallel_shares=tuple(shares)
     )
     checkpoint = replace(config.checkpoint, interval=interval or config.checkpoint.interval)
-    return replace(config, job=JobSection(), data=DataSection(), parallelism=parallelism, checkpoint=checkpoint)
+    return replace(
+        config,
+        job=JobSection(),
+        data=DataSection(),
+        parallelism=parallelism,
+        checkpoint=checkpoint,
+        metrics=MetricsSection(log_freq=config.metrics.log_freq),
+    )
 
 
 def _with_our_settings(manifest: Manifest, run: str) -> Manifest:

@@ -65,7 +65,7 @@ def _host(config: HubConfig, console: Console, begin: Begin) -> int:
     wait_for_room(folder, console.print, who="the hub")
     with (
         Broker(folder / "hub", host=section.host, port=section.port, executable=section.server) as broker,
-        open_display(log_freq=config.metrics.log_freq, total_steps=config.training.steps) as display,
+        open_display(config) as display,
         contextlib.closing(HostedRun(config.as_run(), display, everyone=section.everyone)) as hosted,
     ):
         settings = HubSettings(

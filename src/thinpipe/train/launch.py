@@ -23,6 +23,7 @@ import torch.distributed as dist
 from thinpipe.core.config import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
+from thinpipe.swarm.lock import FolderLock
 from thinpipe.train.config import RunConfig
 from thinpipe.train.loop import Trainer
 from thinpipe.train.stopping import SIGNALS
@@ -32,6 +33,10 @@ from thinpipe.transport.meeting import MeetingPlace
 _ERROR_FILE = "THINPIPE_ERROR_FILE"
 _GRACE_SECONDS = 10.0
 """For the other processes to notice that one is gone."""
+_IN_USE_BY = (
+    "another `thinpipe train`, and two would write over each other's checkpoints: wait for it or stop it (Ctrl+C), or "
+    "give this run a folder of its own with --job.dump-folder"
+)
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +54,27 @@ def run(config: RunConfig) -> int:
             f"{started} processes were started, and parallelism.pipeline_parallel_degree is {degree}: "
             f"add --parallelism.pipeline-parallel-degree {started}"
         )
-    if degree > 1 and started is None:
-        return launch(config, degree)
-    if config.debug.deterministic:
-        torch.use_deterministic_algorithms(True)
-    return _train(config, in_group=degree > 1)
+    with _only_one(config.job.dump_folder) as lock:
+        if degree > 1 and started is None:
+            return launch(config, degree, lock)
+        if config.debug.deterministic:
+            torch.use_deterministic_algorithms(True)
+        return _train(config, in_group=degree > 1)
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[FolderLock | None]:
+    """Keeps other runs out of the folder. Of the processes of one run one has the lock: their launcher, who lets them
+    inherit it, or the first that `torchrun` started, for machines may share one folder."""
+    if _ERROR_FILE in os.environ or os.environ.get("RANK", "0") != "0":
+        yield None
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(folder, in_use_by=_IN_USE_BY)
+    try:
+        yield lock
+    finally:
+        lock.release()
 
 
 def _train(config: RunConfig, *, in_group: bool) -> int:
@@ -117,7 +138,7 @@ class Worker:
     """What it prints, if not on this console."""
 
 
-def launch(config: RunConfig, degree: int) -> int:
+def launch(config: RunConfig, degree: int, lock: FolderLock | None) -> int:
     """Processes on this machine; process 0 has the console, the others write into the run's folder."""
     folder = config.job.dump_folder / "processes"
     folder.mkdir(parents=True, exist_ok=True)
@@ -128,13 +149,16 @@ def launch(config: RunConfig, degree: int) -> int:
     threads = str(max(1, (os.cpu_count() or 1) // degree))
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
     workers: list[Worker] = []
+    inherited = lock.inheritable if lock else ()
     with _signals_to(workers):
         for rank in range(degree):
-            workers.append(_start(settings, folder, rank, environment | place.variables(rank)))
+            workers.append(_start(settings, folder, rank, environment | place.variables(rank), inherited))
         return _watch(workers)
 
 
-def _start(settings: Path, folder: Path, rank: int, environment: Mapping[str, str]) -> Worker:
+def _start(
+    settings: Path, folder: Path, rank: int, environment: Mapping[str, str], inherited: tuple[int, ...]
+) -> Worker:
     note, log = folder / f"error-{rank}.json", folder / f"process-{rank}.log" if rank else None
     note.unlink(missing_ok=True)
     output = log.open("wb") if log else None
@@ -145,6 +169,7 @@ def _start(settings: Path, folder: Path, rank: int, environment: Mapping[str, st
             stdin=subprocess.PIPE,  # stays open as long as this process lives
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
+            pass_fds=inherited,  # should this process be killed, the folder is free when the last of them has ended
             process_group=0,  # Ctrl+C reaches this process alone, which passes it on
         )
     finally:

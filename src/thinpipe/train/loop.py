@@ -125,7 +125,7 @@ class Trainer:
         with (
             self._stop as stop,
             open_log(config.job.dump_folder / "events.jsonl" if self.exchange.rank == 0 else None) as log,
-            open_display(log_freq=config.metrics.log_freq, total_steps=total) as display,
+            open_display(config, leads=self.exchange.rank == 0) as display,
         ):
             self._log, self._display = log, display
             self._resume_or_start()
@@ -173,6 +173,7 @@ class Trainer:
             tokens_per_second=tokens / seconds,
             links=outcome.links,
             busy=outcome.busy,
+            memory=outcome.memory,
         )
         return step, outcome.stop
 
@@ -271,6 +272,8 @@ class Trainer:
             versions=versions(),
             resumed_from=str(checkpoint.path) if checkpoint and checkpoint.manifest.step else None,
             changed=changed,
+            dim=self.model_config.dim,
+            segments=[self.engine.placement.segments_of(process) for process in range(self.exchange.size)],
         )
         self._tell(started)
 

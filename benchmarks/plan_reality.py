@@ -1,0 +1,249 @@
+"""Plans against reality: twelve runs over shaped lines, predicted before and measured after.
+
+    python -m benchmarks.plan_reality --data TOKENS --output benchmarks/results/plan_reality [--repeats 2]
+
+Speed and overhead of the machine are taken from a thirteenth run (two processes, no line); nothing else is fitted.
+Every run is `thinpipe train` in as many processes as it has stages, each behind an emulated line. Stop it at any time:
+runs that are done are not repeated. Needs a machine of its own.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+from thinpipe.plan.machines import Machine, Machines
+
+from thinpipe.bench.provenance import versions
+from thinpipe.boundary.settings import BoundarySection
+from thinpipe.core.config import dump_toml
+from thinpipe.core.events import Step, read_events
+from thinpipe.core.files import write_atomically
+from thinpipe.models.config import SubspaceConfig
+from thinpipe.plan.draft import Draft, draft
+from thinpipe.plan.shape import model_of
+from thinpipe.train.config import (
+    BasisSection,
+    DataSection,
+    JobSection,
+    ModelSection,
+    ParallelismSection,
+    RunConfig,
+    SchedulerSection,
+    TrainingSection,
+    ValidationSection,
+)
+from thinpipe.transport.settings import LinkSection
+
+BLOCKS, WARM_UP = 8, 2
+
+
+@dataclass(frozen=True)
+class Setting:
+    stages: int
+    width: int | None
+    """Of the subspace; None: dense."""
+    mbps: float | None
+    round_trip_ms: float
+    schedule: str
+
+    @property
+    def name(self) -> str:
+        line = "no line" if self.mbps is None else f"{self.mbps:g} Mbps, {self.round_trip_ms:g} ms"
+        kind = "dense bf16" if self.width is None else f"subspace {self.width}, bf16"
+        return f"{self.stages} stages, {kind}, {line}, {self.schedule}"
+
+
+CALIBRATION = Setting(2, None, None, 0, "GPipe")
+SETTINGS = (
+    Setting(2, None, 5, 0, "GPipe"),
+    Setting(2, None, 80, 40, "1F1B"),
+    Setting(2, 16, 20, 40, "GPipe"),
+    Setting(4, None, 20, 0, "1F1B"),
+    Setting(4, None, 5, 40, "GPipe"),
+    Setting(4, 16, 5, 40, "1F1B"),
+    Setting(4, 16, 80, 0, "GPipe"),
+    Setting(4, None, 80, 40, "1F1B"),
+    Setting(8, None, 20, 40, "GPipe"),
+    Setting(8, 16, 5, 0, "1F1B"),
+    Setting(8, 16, 20, 40, "GPipe"),
+    Setting(8, None, 80, 0, "1F1B"),
+)
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    seconds: float
+    """Of the median step after the warm-up."""
+    memory_nbytes: list[int]
+    """Peak of each process."""
+    link_nbytes: list[int]
+    """Payload of a step over each boundary and direction."""
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    flops: float
+    overhead_nbytes: int
+
+
+def config_of(setting: Setting, data: Path, folder: Path, *, steps: int) -> RunConfig:
+    line = LinkSection()
+    if setting.mbps is not None:
+        rate = f"{setting.mbps:g}mbps"
+        line = LinkSection(up=rate, down=rate, latency=f"{setting.round_trip_ms / 2:g}ms")
+    cut = BLOCKS // setting.stages
+    return RunConfig(
+        job=JobSection(dump_folder=folder),
+        model=ModelSection(
+            preset="llama-10m",
+            max_seq_len=128,
+            boundaries=tuple(range(cut, BLOCKS, cut)),
+            subspace=SubspaceConfig() if setting.width is None else SubspaceConfig(width=setting.width),
+        ),
+        data=DataSection(path=data),
+        training=TrainingSection(steps=steps, global_batch_size=32, seq_len=128),
+        parallelism=ParallelismSection(
+            pipeline_parallel_degree=setting.stages,
+            pipeline_parallel_schedule=setting.schedule,  # type: ignore[arg-type]
+            pipeline_parallel_microbatch_size=2,
+        ),
+        lr_scheduler=SchedulerSection(warmup_steps=1),
+        basis=BasisSection(interval=0),
+        boundary=BoundarySection(forward="bf16", backward="bf16"),
+        link=line,
+        validation=ValidationSection(freq=0),
+    )
+
+
+def measure(config: RunConfig) -> Measured:
+    """One real run."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        settings = Path(place) / "run.toml"
+        settings.write_text(dump_toml(replace(config, job=JobSection(dump_folder=folder))))
+        subprocess.run(
+            [sys.executable, "-m", "thinpipe", "train", str(settings)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            check=True,
+            timeout=900,
+        )
+        steps = [event for event in read_events(folder / "events.jsonl") if isinstance(event, Step)]
+    return Measured(
+        seconds=median(step.seconds for step in steps[WARM_UP:]),
+        memory_nbytes=steps[-1].memory,
+        link_nbytes=[link.nbytes for link in steps[-1].links],
+    )
+
+
+def predict(config: RunConfig, calibration: Calibration, *, cores: float) -> Draft:
+    """As many processes on one machine as the run has."""
+    machines = tuple(
+        Machine(
+            name=f"process {index}",
+            flops=calibration.flops,
+            memory_nbytes=1 << 40,
+            up_bps=config.link.up_bps,
+            down_bps=config.link.down_bps,
+            latency_s=config.link.latency_s,
+            host="here",
+            cores=cores,
+            overhead_nbytes=calibration.overhead_nbytes,
+        )
+        for index in range(config.parallelism.pipeline_parallel_degree)
+    )
+    model, _ = model_of(config, None)
+    return draft(config, model, Machines(machines=machines))
+
+
+def calibrate(config: RunConfig, measured: Measured, *, cores: float) -> Calibration:
+    """Without lines the time of a step is inversely proportional to the processors' speed."""
+    unit = predict(config, Calibration(flops=1e9, overhead_nbytes=0), cores=cores)
+    beside = [there - part.memory.total for there, part in zip(measured.memory_nbytes, unit.parts, strict=True)]
+    return Calibration(flops=1e9 * unit.timeline.seconds / measured.seconds, overhead_nbytes=round(median(beside)))
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    runs: list[Measured]
+    seconds: float
+    """Predicted."""
+    memory_nbytes: list[int]
+    tensors_nbytes: list[int]
+
+    @property
+    def speed_error(self) -> float:
+        """Of tokens per second, against the median run."""
+        return median(run.seconds for run in self.runs) / self.seconds - 1
+
+    @property
+    def memory_error(self) -> float:
+        """Of the process with the largest error."""
+        errors = [
+            predicted / there - 1
+            for run in self.runs
+            for predicted, there in zip(self.memory_nbytes, run.memory_nbytes, strict=True)
+        ]
+        return max(errors, key=abs)
+
+    @property
+    def noise(self) -> float:
+        """The slowest run of this setting against the fastest."""
+        return max(run.seconds for run in self.runs) / min(run.seconds for run in self.runs) - 1
+
+
+class Kept(msgspec.Struct, kw_only=True):
+    """What OUTPUT/runs.json holds."""
+
+    versions: dict[str, Any]
+    cores: float
+    steps: int
+    runs: dict[str, list[Measured]] = {}
+
+
+def compare(setting: Setting, kept: Kept, calibration: Calibration, data: Path) -> Compared:
+    config = config_of(setting, data, Path("run"), steps=kept.steps)
+    plan = predict(config, calibration, cores=kept.cores)
+    return Compared(
+        name=setting.name,
+        runs=kept.runs[setting.name],
+        seconds=plan.timeline.seconds,
+        memory_nbytes=[part.memory.total for part in plan.parts],
+        tensors_nbytes=[part.memory.total - part.memory.overhead for part in plan.parts],
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder made by `thinpipe tokenize`")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/plan_reality"))
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--cores", type=float, default=float(os.cpu_count() or 1))
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    path = options.output / "runs.json"
+    kept = Kept(versions=versions(), cores=options.cores, steps=options.steps)
+    if path.is_file():
+        kept = msgspec.json.decode(path.read_bytes(), type=Kept)
+    for repeat in range(options.repeats):
+        for setting in (CALIBRATION, *SETTINGS):
+            done = kept.runs.setdefault(setting.name, [])
+            if len(done) > repeat:
+                continue
+            done.append(measure(config_of(setting, options.data, Path("run"), steps=kept.steps)))
+            write_atomically(path, msgspec.json.format(msgspec.json.encode(kept)))
+            print(f"{repeat + 1} of {options.repeats}: {setting.name}: {done[-1].seconds:.2f} s", flush=True)
+    from benchmarks.plan_reality_report import report
+
+    report(kept, options.data, options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Runs far larger than any that was tried, by the clock of `thinpipe plan`: python -m benchmarks.scale --output DIR."""

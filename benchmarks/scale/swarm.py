@@ -1,0 +1,145 @@
+"""Pipelines of home machines around a hub: how fast they are, alike and with machines and lines drawn at random."""
+
+import random
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import mean
+from typing import cast
+
+from thinpipe.boundary.settings import BoundarySection
+from thinpipe.models.config import Execution, LlamaConfig, SubspaceConfig
+from thinpipe.models.presets import PRESETS
+from thinpipe.plan.actions import action_lists
+from thinpipe.plan.lines import LineSpec
+from thinpipe.plan.messages import message_nbytes
+from thinpipe.plan.needs import SegmentNeed, memory_nbytes, segment_needs, under_way
+from thinpipe.plan.simulate import Job, StageWork, Timeline, simulate
+from thinpipe.train.config import CheckpointSection, ParallelismSection, RunConfig, TrainingSection
+
+DEVICE, PEAK_FLOPS, MEMORY_NBYTES = "RTX 4090", 165.2e12, 24e9
+"""Dense bfloat16 with float32 sums (NVIDIA Ada GPU Architecture, whitepaper, 2022)."""
+SHARE_OF_PEAK = 0.4
+"""What training reaches of it; an assumption, no such card was measured."""
+UP_BPS, DOWN_BPS, LATENCY_S = 40e6, 200e6, 0.02
+"""The line of a home in the middle of the field; a round trip to the hub takes 40 ms."""
+SPEED_SPREAD, LINE_SPREAD = 0.25, 0.5
+"""Standard deviations of the logarithms of processors' and lines' rates."""
+COMMITS = CheckpointSection().line_share
+"""Of everybody's line to the hub, and of the hub's."""
+TOKENS = 4096
+"""Of a sequence, which is a micro-batch."""
+
+LLAMA_8B = cast(LlamaConfig, PRESETS["llama-8b"])
+LLAMA_70B = replace(LLAMA_8B, dim=8192, n_layers=80, n_heads=64, n_kv_heads=8, hidden_dim=28_672)
+
+
+@dataclass(frozen=True)
+class Peer:
+    flops: float
+    line: LineSpec
+
+
+AVERAGE = Peer(PEAK_FLOPS * SHARE_OF_PEAK, LineSpec(up_bps=UP_BPS, down_bps=DOWN_BPS, latency_s=LATENCY_S))
+
+
+def drawn(peer: Peer, draw: random.Random) -> Peer:
+    """One of the field of which `peer` is in the middle."""
+    speed, rate = draw.lognormvariate(0, SPEED_SPREAD), draw.lognormvariate(0, LINE_SPREAD)
+    line = replace(peer.line, up_bps=peer.line.up_bps * rate, down_bps=peer.line.down_bps * rate)
+    return Peer(peer.flops * speed, line)
+
+
+@dataclass(frozen=True)
+class Swarm:
+    """Replicas of one pipeline each, which share a hub equally and nothing else. Commits are sent meanwhile, and take
+    their share of all that is sent to the hub."""
+
+    name: str
+    model: LlamaConfig
+    stages: int
+    width: int | None
+    """None: dense."""
+    microbatches: int = 128
+    replicas: int = 1
+    extra: int = 1
+    """Micro-batches under way beside those that 1F1B has by itself."""
+    hub_bps: float = 10e9
+    last_bps: float | None = None
+    """The line of the last stage, both ways, if it is no home's."""
+
+    @cached_property
+    def config(self) -> RunConfig:
+        return RunConfig(
+            training=TrainingSection(seq_len=TOKENS, global_batch_size=self.microbatches),
+            parallelism=ParallelismSection(
+                pipeline_parallel_degree=self.stages,
+                pipeline_parallel_microbatch_size=1,
+                pipeline_parallel_extra_microbatches=self.extra,
+            ),
+            boundary=BoundarySection(forward="bf16", backward="bf16"),
+            execution=Execution(autocast_bf16=True, checkpoint_activations=True),
+        )
+
+    @cached_property
+    def cut(self) -> LlamaConfig:
+        """One block beside the head, the others shared equally."""
+        blocks, others = self.model.n_layers - 1, self.stages - 1
+        cuts = tuple(round(stage * blocks / others) for stage in range(1, self.stages))
+        return replace(self.model, boundaries=cuts, subspace=SubspaceConfig(width=self.width))
+
+    @cached_property
+    def needs(self) -> list[SegmentNeed]:
+        return segment_needs(self.cut, self.config)
+
+    @property
+    def state_nbytes(self) -> list[int]:
+        """Of each stage: what a commit holds."""
+        return [need.weights_nbytes + need.optimiser_nbytes for need in self.needs]
+
+    @property
+    def memory_nbytes(self) -> list[int]:
+        counts = [under_way(stage, self.stages, self.stages, self.config) for stage in range(self.stages)]
+        return [memory_nbytes(need, self.config, count) for need, count in zip(self.needs, counts, strict=True)]
+
+    def step(self, peers: list[Peer]) -> Timeline:
+        """The fastest processor has the largest stage."""
+        sizes = [need.forward_flops_per_token + need.backward_flops_per_token for need in self.needs]
+        by_size = sorted(range(self.stages), key=lambda stage: -sizes[stage])
+        place = dict(zip(by_size, sorted(peers, key=lambda peer: -peer.flops), strict=True))
+        messages = message_nbytes(self.cut, self.config)
+        lines = [self.line_of(stage, place[stage].line) for stage in range(self.stages)]
+        part = self.hub_bps / self.replicas
+        job = Job(
+            actions=action_lists("1F1B", self.stages, self.microbatches, extra=self.extra),
+            works=[_work(need, place[stage].flops) for stage, need in enumerate(self.needs)],
+            lines=[replace(line, up_bps=line.up_bps * (1 - COMMITS)) for line in lines],
+            hub=LineSpec(up_bps=part, down_bps=part * (1 - COMMITS), latency_s=LATENCY_S),
+            forward_nbytes=messages.forward_nbytes,
+            backward_nbytes=messages.backward_nbytes,
+            exchange_nbytes=8 * 10 * self.model.n_layers,
+        )
+        return simulate(job, record=False)
+
+    def line_of(self, stage: int, home: LineSpec) -> LineSpec:
+        if self.last_bps is None or stage < self.stages - 1:
+            return home
+        return replace(home, up_bps=self.last_bps, down_bps=self.last_bps)
+
+    def tokens_per_second(self, peers: list[Peer]) -> float:
+        """Of all replicas, if all were like this one."""
+        return self.replicas * self.microbatches * TOKENS / self.step(peers).seconds
+
+    def alike(self, peer: Peer = AVERAGE) -> Timeline:
+        return self.step([peer] * self.stages)
+
+    def drawn_tokens_per_second(self, draws: int, *, seed: int = 0) -> float:
+        """The mean over pipelines of peers drawn at random."""
+        draw = random.Random(seed)
+        return mean(self.tokens_per_second([drawn(AVERAGE, draw) for _ in range(self.stages)]) for _ in range(draws))
+
+
+def _work(need: SegmentNeed, flops: float) -> StageWork:
+    backward = need.backward_flops_per_token * TOKENS / flops
+    return StageWork(
+        forward_s=need.forward_flops_per_token * TOKENS / flops, input_s=backward / 2, weight_s=backward / 2
+    )

@@ -1,0 +1,219 @@
+"""One plan: machines given their segments, memory counted, a step simulated. Pure arithmetic on what it is told.
+
+Who gets which segments is decided as it will be: by the hub's own rule where there is a hub, else in the order of the
+file and in the shares of the run. What is assumed is kept in words beside the result.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from thinpipe.core.errors import UserError
+from thinpipe.models.config import ModelConfig
+from thinpipe.pipeline.placement import LAYOUTS, Placement, place
+from thinpipe.plan.actions import Action, action_lists
+from thinpipe.plan.lines import LineSpec
+from thinpipe.plan.machines import Machine, Machines
+from thinpipe.plan.messages import Messages, message_nbytes
+from thinpipe.plan.needs import SegmentNeed, memory_nbytes, segment_needs, shared_nbytes
+from thinpipe.plan.parts import Part, held_at_once, part_of
+from thinpipe.plan.simulate import Job, StageWork, Timeline, simulate
+from thinpipe.swarm.assign import Need, Traffic, assign
+from thinpipe.train.config import RunConfig
+from thinpipe.train.under_way import under_way
+
+_EXCHANGED_PER_PARAMETER_TENSOR = 8
+"""Bytes: the norm of each, in the one exchange of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    config: RunConfig
+    model: ModelConfig
+    machines: Machines
+    parts: tuple[Part, ...]
+    """In the order of the pipeline."""
+    spares: tuple[str, ...]
+    messages: Messages
+    timeline: Timeline
+    assumptions: tuple[str, ...]
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.config.training.global_batch_size * self.config.training.seq_len
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens_per_step / self.timeline.seconds
+
+    @property
+    def fits(self) -> bool:
+        return not any(part.missing_nbytes for part in self.parts)
+
+    @property
+    def nbytes_per_token(self) -> float:
+        """Over one boundary, both directions, ids counted."""
+        rows = self.config.microbatch_size * self.config.training.seq_len
+        return (self.messages.forward_nbytes + self.messages.backward_nbytes) / rows
+
+    @property
+    def times_fewer_bytes(self) -> float:
+        """Than dense bf16 both ways, its ids counted."""
+        ids = self.messages.ids_nbytes / (self.config.microbatch_size * self.config.training.seq_len)
+        return (4 * self.model.dim + ids) / self.nbytes_per_token if self.nbytes_per_token else 1.0
+
+    @cached_property
+    def loads(self) -> list[tuple[float, str]]:
+        """How busy every processor and line is, from 0 to 1, the busiest first."""
+        seconds, names = self.timeline.seconds, [part.machine.name for part in self.parts]
+        parts = [
+            (busy / seconds, f"the processor of {name}") for busy, name in zip(self.timeline.busy, names, strict=True)
+        ]
+        parts += [(busy / seconds, say_line(line, names)) for line, busy in self.timeline.line_busy.items()]
+        return sorted(parts, key=lambda part: -part[0])
+
+
+def say_line(line: str, names: Sequence[str]) -> str:
+    """A line of the simulation in words: "up 0", "hub down"; "line 0" and "hub" where both directions share one."""
+    if line.startswith("hub"):
+        return f"the hub's line ({line.partition(' ')[2] or 'both ways'})"
+    direction, _, process = line.partition(" ")
+    return f"the line of {names[int(process)]} ({'both ways' if direction == 'line' else direction})"
+
+
+def draft(
+    config: RunConfig, model: ModelConfig, machines: Machines, *, everyone: bool = False, record: bool = False
+) -> Draft:
+    """`everyone`: every machine gets something, as `hub.everyone` wants it. `record`: keep its spans."""
+    needs = segment_needs(model, config)
+    messages = message_nbytes(model, config)
+    chosen, placement = _place(config, model, machines, needs, messages, everyone=everyone)
+    schedule, processes = config.parallelism.pipeline_parallel_schedule, len(chosen)
+    extra = config.parallelism.pipeline_parallel_extra_microbatches
+    actions = action_lists(schedule if processes > 1 else "1F1B", processes, config.microbatches, extra=extra)
+    timeline = simulate(_job(config, model, machines, chosen, placement, needs, messages, actions), record=record)
+    held = held_at_once(actions, len(placement.stages))
+    parts = tuple(
+        part_of(machine, placement, process, config, model, needs, held) for process, machine in enumerate(chosen)
+    )
+    used = {machine.name for machine in chosen}
+    return Draft(
+        config=config,
+        model=model,
+        machines=machines,
+        parts=parts,
+        spares=tuple(machine.name for machine in machines.machines if machine.name not in used),
+        messages=messages,
+        timeline=timeline,
+        assumptions=machines.assumptions,
+    )
+
+
+def _place(
+    config: RunConfig,
+    model: ModelConfig,
+    machines: Machines,
+    needs: Sequence[SegmentNeed],
+    messages: Messages,
+    *,
+    everyone: bool,
+) -> tuple[list[Machine], Placement]:
+    """The machines in the order of the pipeline, and their stages."""
+    parallelism, segments = config.parallelism, len(needs)
+    layout = LAYOUTS[parallelism.pipeline_parallel_schedule]
+    if machines.hub is not None and parallelism.pipeline_parallel_shares is None and layout.stages_per_process == 1:
+        return _as_the_hub_would(config, model, machines, needs, messages, everyone=everyone)
+    wanted = parallelism.pipeline_parallel_degree
+    if wanted > len(machines.machines):
+        raise UserError(
+            f"parallelism.pipeline_parallel_degree is {wanted}, and there are {len(machines.machines)} machines: "
+            "add some to the file, or lower it"
+        )
+    count = wanted if wanted > 1 else min(len(machines.machines), max(1, segments // layout.stages_per_process))
+    chosen = list(machines.machines[:count])
+    return chosen, place(parallelism.pipeline_parallel_schedule, count, segments, parallelism.pipeline_parallel_shares)
+
+
+def _as_the_hub_would(
+    config: RunConfig,
+    model: ModelConfig,
+    machines: Machines,
+    needs: Sequence[SegmentNeed],
+    messages: Messages,
+    *,
+    everyone: bool,
+) -> tuple[list[Machine], Placement]:
+    assert machines.hub is not None
+    rows, count = config.microbatch_size * config.training.seq_len, len(needs)
+    most = min(count, len(machines.machines))
+    wanted = [
+        Need(
+            flops_per_token=need.forward_flops_per_token + need.backward_flops_per_token,
+            memory_nbytes=memory_nbytes(need, config, under_way(index, count, most, config)),
+        )
+        for index, need in enumerate(needs)
+    ]
+    try:
+        found = assign(
+            wanted,
+            [machine.for_assigning() for machine in machines.machines],
+            Traffic(forward_nbytes=messages.forward_nbytes / rows, backward_nbytes=messages.backward_nbytes / rows),
+            hub_up_bps=machines.hub.up_bps,
+            hub_down_bps=machines.hub.down_bps,
+            shared_nbytes=shared_nbytes(model, config),
+            everyone=everyone,
+        )
+    except UserError:  # nothing fits: show by how much, in the file's order
+        chosen = list(machines.machines[:most])
+        return chosen, place(config.parallelism.pipeline_parallel_schedule, most, count)
+    by_name = {machine.name: machine for machine in machines.machines}
+    stages = [segments for _, segments in found.places]
+    return [by_name[name] for name, _ in found.places], Placement(stages, [[index] for index in range(len(stages))])
+
+
+def _job(
+    config: RunConfig,
+    model: ModelConfig,
+    machines: Machines,
+    chosen: Sequence[Machine],
+    placement: Placement,
+    needs: Sequence[SegmentNeed],
+    messages: Messages,
+    actions: list[list[Action]],
+) -> Job:
+    home = {stage: chosen[process] for process, stages in enumerate(placement.processes) for stage in stages}
+    tokens = config.microbatch_size * config.training.seq_len
+    works = []
+    for stage, segments in enumerate(placement.stages):
+        forward = sum(needs[segment].forward_flops_per_token for segment in segments) * tokens
+        backward = sum(needs[segment].backward_flops_per_token for segment in segments) * tokens
+        speed = home[stage].flops
+        # Of a backward pass about half is for the input and half for the weights.
+        works.append(StageWork(forward_s=forward / speed, input_s=backward / 2 / speed, weight_s=backward / 2 / speed))
+    hosts = sorted({machine.host for machine in chosen if machine.host is not None})
+    numbers = {host: index for index, host in enumerate(hosts)}
+    alone = len(hosts)
+    tensors = 12 * model.n_layers + 4
+    return Job(
+        actions=actions,
+        works=works,
+        lines=[_line(machine) for machine in chosen],
+        hub=None if machines.hub is None else LineSpec(up_bps=machines.hub.up_bps, down_bps=machines.hub.down_bps),
+        forward_nbytes=messages.forward_nbytes,
+        backward_nbytes=messages.backward_nbytes,
+        hosts=[
+            alone + index if machine.host is None else numbers[machine.host] for index, machine in enumerate(chosen)
+        ],
+        cores={numbers[machine.host]: machine.cores for machine in chosen if machine.host and machine.cores},
+        exchange_nbytes=_EXCHANGED_PER_PARAMETER_TENSOR * tensors,
+    )
+
+
+def _line(machine: Machine) -> LineSpec:
+    return LineSpec(
+        up_bps=machine.up_bps,
+        down_bps=machine.down_bps,
+        latency_s=machine.latency_s,
+        duplex=machine.duplex,
+        latency_per=machine.latency_per,
+    )

@@ -1,0 +1,75 @@
+"""What fewer bytes cost in loss, as our studies measured it: the nearest figure to a plan, or that there is none.
+
+The figures are those of benchmarks/results/own and benchmarks/results/convergence (a test compares them): Llama,
+d = 256, 8 blocks, four segments, books, validation loss against a dense run of the same seed and tokens.
+"""
+
+import math
+from typing import NamedTuple
+
+from thinpipe.boundary.settings import BoundarySection
+from thinpipe.models.config import ModelConfig
+
+_FACTOR = 1.5
+"""A figure is told for a plan whose bytes differ by at most this much."""
+
+
+class Gap(NamedTuple):
+    kind: str
+    times_fewer: float
+    """Bytes than dense bf16, both directions, ids counted."""
+    percent: float
+    million_tokens: float
+    seeds: int
+    record: str
+    """Where it stands: the name of the run, and the folder of benchmarks/results."""
+
+
+MEASURED: tuple[Gap, ...] = (
+    Gap("keel", 16.0, -0.19, 4.19, 3, "own: keel 16x"),
+    Gap("keel", 32.0, 0.58, 4.19, 3, "own: keel 32x"),
+    Gap("bottleneck", 32.0, 5.60, 4.19, 1, "own: bottleneck 32x"),
+    Gap("subspace", 32.0, 6.88, 4.19, 1, "own: subspace 32x"),
+    Gap("subspace", 7.9, 2.64, 0.52, 1, "convergence: subspace 8x"),
+    Gap("lowrank", 8.0, 3.74, 0.52, 1, "convergence: lowrank 8x"),
+    Gap("lowrank", 32.0, 5.01, 0.52, 1, "convergence: lowrank 32x"),
+    Gap("topk", 8.1, 4.84, 0.52, 1, "convergence: topk 8x"),
+    Gap("topk", 31.2, 7.37, 0.52, 1, "convergence: topk 32x"),
+    Gap("quantise", 3.7, 0.36, 0.52, 1, "convergence: quantise 4 bit"),
+    Gap("quantise", 1.9, -0.16, 0.52, 1, "convergence: quantise 8 bit"),
+)
+
+
+def kind_of(model: ModelConfig, boundary: BoundarySection) -> str:
+    """What makes the messages short."""
+    if model.has_neck:
+        return model.neck.kind
+    if model.subspace.width is not None:
+        return "subspace"
+    return boundary.states.kind if boundary.states.kind != "none" else "dense"
+
+
+def nearest_gap(model: ModelConfig, boundary: BoundarySection, times_fewer: float) -> Gap | None:
+    """Of the same kind and about as many bytes; of several, the one with the most tokens."""
+    kind = kind_of(model, boundary)
+    near = [
+        gap
+        for gap in MEASURED
+        if gap.kind == kind and abs(math.log(gap.times_fewer / times_fewer)) <= math.log(_FACTOR)
+    ]
+    return min(near, key=lambda gap: (abs(math.log(gap.times_fewer / times_fewer)), -gap.million_tokens), default=None)
+
+
+def say_gap(model: ModelConfig, boundary: BoundarySection, times_fewer: float) -> str:
+    kind = kind_of(model, boundary)
+    whole = {boundary.forward, boundary.backward} <= {"fp32", "bf16"}
+    if not model.boundaries or (kind == "dense" and whole and boundary.gradients.kind == "none"):
+        return "none: every number crosses"
+    gap = nearest_gap(model, boundary, times_fewer)
+    if gap is None:
+        return f"not measured for {kind} at {times_fewer:.1f} times fewer bytes"
+    seeds = "one seed" if gap.seeds == 1 else f"{gap.seeds} seeds"
+    return (
+        f"{gap.percent:+.1f} % validation loss against dense, measured for {kind} at {gap.times_fewer:g} times fewer "
+        f"bytes, d = 256, four segments, {gap.million_tokens:g} M tokens, {seeds}"
+    )

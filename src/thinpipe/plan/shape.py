@@ -1,0 +1,50 @@
+"""The model of a run that may have neither tokens nor weights yet. Where something has to be guessed, it is said."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from thinpipe.core.errors import UserError
+from thinpipe.data import has_tokens
+from thinpipe.data.manifest import read_manifest
+from thinpipe.models.config import CONFIGS, ModelConfig
+from thinpipe.models.presets import PRESETS
+from thinpipe.train.config import RunConfig
+
+
+class _Described(msgspec.Struct):
+    """What is needed of a checkpoint's manifest."""
+
+    family: str
+    model: dict[str, Any]
+
+
+def model_of(config: RunConfig, vocab_size: int | None) -> tuple[ModelConfig, list[str]]:
+    """And what was assumed."""
+    if config.model.initial is not None:
+        model = _model_in(config.model.initial)
+        return (model if vocab_size is None else replace(model, vocab_size=vocab_size)), []
+    if vocab_size is not None:
+        return config.model.resolve(vocab_size), []
+    tokens = config.data.path / "train"
+    if has_tokens(tokens):
+        return config.model.resolve(read_manifest(tokens).vocabulary.size), []
+    if config.model.preset not in PRESETS:
+        raise UserError(f"model.preset {config.model.preset!r} is not one of: {', '.join(PRESETS)}")
+    size = PRESETS[config.model.preset].vocab_size
+    said = f"a vocabulary of {size:,} tokens, the preset's, since {config.data.path} holds no tokens (--vocab-size)"
+    return config.model.resolve(size), [said]
+
+
+def _model_in(path: Path) -> ModelConfig:
+    found = [path / "manifest.json", *sorted(path.glob("checkpoints/step-*/manifest.json"), reverse=True)]
+    manifest = next((file for file in found if file.is_file()), None)
+    if manifest is None:
+        raise UserError(f"there is no checkpoint in {path}: name the dump_folder of a run, or one checkpoint")
+    try:
+        described = msgspec.json.decode(manifest.read_bytes(), type=_Described)
+        return msgspec.convert(described.model, CONFIGS[described.family])
+    except (msgspec.DecodeError, KeyError) as error:
+        raise UserError(f"{manifest} describes no model that this thinpipe knows: {error}") from None

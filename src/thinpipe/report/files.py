@@ -1,0 +1,20 @@
+"""A report as files: one page of HTML, one of Markdown, and the pictures of the latter beside it."""
+
+from pathlib import Path
+
+from thinpipe.core.files import write_atomically
+from thinpipe.report.document import Report
+from thinpipe.report.figures import save_png
+from thinpipe.report.html_page import html_page
+from thinpipe.report.markdown_page import markdown_page
+
+
+def save_report(report: Report, folder: Path) -> Path:
+    """The HTML file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in report.pictures:
+        save_png(picture.figure, folder / f"{picture.name}.png")
+    write_atomically(folder / "report.md", markdown_page(report).encode())
+    page = folder / "report.html"
+    write_atomically(page, html_page(report).encode())
+    return page

@@ -1,0 +1,150 @@
+"""Looks at what a run needs of this machine: its tokens, room for its checkpoints, memory, a port for its hub."""
+
+import os
+import shutil
+import socket
+import tempfile
+import tomllib
+from pathlib import Path
+
+import torch
+
+from thinpipe.checkpoint import CheckpointFolder, find_checkpoint, model_config_of
+from thinpipe.core.config import from_table
+from thinpipe.core.errors import UserError
+from thinpipe.core.units import format_bytes
+from thinpipe.models import ModelConfig
+from thinpipe.train.config import RunConfig
+from thinpipe.train.costs import segment_needs, segment_state_nbytes, shared_nbytes
+from thinpipe.train.engine import choose_device
+from thinpipe.train.finding import Finding, not_checked, ok, problem, warning
+from thinpipe.train.hub_config import HubConfig
+from thinpipe.train.machine import usable_nbytes
+from thinpipe.train.tokens import DataFacts, LocalTokens
+
+
+def run_findings(config: RunConfig) -> list[Finding]:
+    data, facts = _data(config)
+    try:
+        model = _model(config, facts)
+    except UserError as error:
+        return [data, problem("model", str(error), "Change the run's settings as it says.")]
+    if model is None:
+        why = "how large the model is, only its tokens say"
+        return [data, _disk(config, None), not_checked("memory", why)]
+    return [data, _disk(config, model), _memory(config, model)]
+
+
+def _data(config: RunConfig) -> tuple[Finding, DataFacts | None]:
+    path = config.data.path
+    try:
+        facts = LocalTokens(config).facts
+    except (UserError, OSError) as error:
+        fix = f"Make it with `thinpipe tokenize --output {path}`, or set data.path."
+        return problem("data", str(error), fix), None
+    newest = CheckpointFolder(config.job.dump_folder / "checkpoints").newest_whole(layers=())[0]
+    if newest is not None and newest.manifest.data_sha256 not in ("", facts.sha256):
+        return problem(
+            "data",
+            f"{path} has other tokens than {newest.path} was trained on",
+            "Set data.path to those tokens, or job.dump_folder to a new folder.",
+        ), facts
+    validated = "with validation text" if facts.validation_batches else "without validation text"
+    return ok("data", f"{path}: a vocabulary of {facts.vocab_size:,}, {validated}"), facts
+
+
+def _model(config: RunConfig, facts: DataFacts | None) -> ModelConfig | None:
+    if config.model.initial is not None:
+        return model_config_of(find_checkpoint(config.model.initial, layers=()))
+    return None if facts is None else config.model.resolve(facts.vocab_size)
+
+
+def _disk(config: RunConfig, model: ModelConfig | None) -> Finding:
+    folder = config.job.dump_folder
+    place = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return problem(
+            "disk", f"{place} cannot be written: {error.strerror}", "Set job.dump_folder to one that you may write to."
+        )
+    free = shutil.disk_usage(place).free
+    if model is None:
+        return not_checked("disk", f"{format_bytes(free)} free in {place}; what checkpoints need is not known")
+    one = sum(segment_state_nbytes(model, config)) + shared_nbytes(model, config)
+    wanted = max(one, checkpoints_nbytes(config, one) - _held(folder / "checkpoints"))
+    text = f"{format_bytes(free)} free in {place}; checkpoints of {format_bytes(one)} need {format_bytes(wanted)} more"
+    if free < wanted:
+        return problem("disk", text, "Make room, set job.dump_folder elsewhere, or lower checkpoint.keep_latest_k.")
+    return ok("disk", text)
+
+
+def checkpoints_nbytes(config: RunConfig, one: int) -> int:
+    """Of all that are kept at once; a new one is whole before an old one goes."""
+    kept = config.checkpoint.keep_latest_k
+    return one * (kept + 1 if kept else -(-config.training.steps // config.checkpoint.steps))
+
+
+def _held(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _memory(config: RunConfig, model: ModelConfig) -> Finding:
+    """Against the whole run, which `thinpipe train` has on this machine."""
+    try:
+        device = choose_device(config.training.device)
+    except UserError as error:
+        return problem("memory", str(error), "Set training.device to one of these.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        return problem("memory", f"torch sees no {device}", "Set training.device to a device that is there.")
+    usable = usable_nbytes(device)
+    degree = config.parallelism.pipeline_parallel_degree
+    needs = [need.memory_nbytes for need in segment_needs(model, config, processes=degree)]
+    shared = shared_nbytes(model, config)
+    whole, largest = sum(needs) + degree * shared, max(needs) + shared
+    text = f"{format_bytes(usable)} may be used; the run needs {format_bytes(whole)} on one machine"
+    if len(needs) > 1:
+        text += f", its largest segment {format_bytes(largest)}"
+    if largest > usable:
+        fix = "Add boundaries, lower the micro-batch size or seq_len, or set execution.checkpoint_activations = true."
+        return problem("memory", text, fix)
+    if whole > usable:
+        return warning("memory", text, "Spread it over several machines: `thinpipe hub` or torchrun.")
+    return ok("memory", text)
+
+
+def assigned_finding(folder: Path, segments: int, device: str) -> Finding:
+    """Against the part of a run that a hub gave to this machine; which segments, it need not know: the most that so
+    many in a row need."""
+    newest = CheckpointFolder(folder / "checkpoints").newest_whole(layers=())[0]
+    if newest is None or not segments:
+        return not_checked("memory", "the hub has given this machine nothing to compute yet")
+    config = from_table(tomllib.loads(newest.manifest.run), RunConfig, where=str(newest.path))
+    model = model_config_of(newest)
+    needs = [need.memory_nbytes for need in segment_needs(model, config)]
+    spans = [sum(needs[start : start + segments]) for start in range(len(needs) - segments + 1)]
+    wanted, usable = max(spans, default=sum(needs)) + shared_nbytes(model, config), usable_nbytes(choose_device(device))
+    text = f"{format_bytes(usable)} may be used; {segments} segment(s) need {format_bytes(wanted)}"
+    if wanted > usable:
+        return problem("memory", text, "Close other programs, or join with --memory so that the hub gives it less.")
+    return ok("memory", text)
+
+
+def port_finding(config: HubConfig) -> Finding:
+    """Whether a hub could listen. Whether others can reach it, only they can see: `thinpipe doctor --hub`."""
+    section = config.hub
+    family = socket.AF_INET6 if ":" in section.host else socket.AF_INET
+    where = f"{section.host}:{section.port}" if section.port else f"{section.host}, any port"
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((section.host, section.port))
+    except OSError as error:
+        return problem(
+            "port", f"{where}: {error.strerror}", "Stop what listens there, or choose another port with --hub.port."
+        )
+    text = f"{where} is free; behind a router, forward it, and let a friend try `thinpipe doctor --hub ADDRESS:PORT`"
+    return ok("port", text)

@@ -1,0 +1,44 @@
+"""What `thinpipe doctor` found, with what to do about it, and how it is shown."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+State = Literal["ok", "warning", "problem", "not checked"]
+_COLOURS = {"ok": "green", "warning": "yellow", "problem": "red", "not checked": "dim"}
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    what: str
+    """Was looked at: "torch", "disk"."""
+    state: State
+    text: str
+    fix: str = ""
+    """One sentence; empty where there is nothing to do."""
+
+
+def ok(what: str, text: str, fix: str = "") -> Finding:
+    return Finding(what=what, state="ok", text=text, fix=fix)
+
+
+def warning(what: str, text: str, fix: str) -> Finding:
+    return Finding(what=what, state="warning", text=text, fix=fix)
+
+
+def problem(what: str, text: str, fix: str) -> Finding:
+    return Finding(what=what, state="problem", text=text, fix=fix)
+
+
+def not_checked(what: str, text: str) -> Finding:
+    return Finding(what=what, state="not checked", text=text)
+
+
+def in_a_table(findings: Sequence[Finding]) -> Table:
+    table = Table("", "what", "", "found", "to do", box=None, pad_edge=False)
+    for number, finding in enumerate(findings, start=1):
+        state = Text(finding.state, style=_COLOURS[finding.state])
+        table.add_row(str(number), finding.what, state, Text(finding.text), Text(finding.fix))
+    return table

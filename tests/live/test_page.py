@@ -1,0 +1,73 @@
+"""The page, served by the real server and read as a browser reads it."""
+
+import json
+import re
+import socket
+import threading
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from tests.live.told import peers, started, step
+from thinpipe.core.errors import UserError
+from thinpipe.core.events import Assembled, EventLog
+from thinpipe.live.serving import serving
+
+pytestmark = pytest.mark.timeout(200)
+PATIENCE = httpx.Timeout(120.0)
+
+
+def data_of(lines):
+    return (json.loads(line.removeprefix("data: "))["picture"] for line in lines if line.startswith("data: "))
+
+
+def test_a_browser_is_told_of_every_change(tmp_path):
+    with serving(tmp_path) as address, httpx.Client(base_url=address, timeout=PATIENCE) as client:
+        with client.stream("GET", "/events") as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            pictures = data_of(stream.iter_lines())
+            assert next(pictures)["state"] == "waiting", "the log is not there yet"
+            with EventLog(tmp_path / "events.jsonl") as log:
+                log.write(Assembled(epoch=1, step=0, peers=peers("anna", "<b>bert</b>")))
+                log.write(started())
+                log.write(step(1))
+                picture = next(picture for picture in pictures if picture["step"] == 1)
+                assert [seat["name"] for seat in picture["seats"]] == ["anna", "<b>bert</b>"]
+                log.write(step(2))
+                assert next(picture for picture in pictures if picture["step"] == 2)["loss"] == 4.98
+        assert client.get("/picture.json").json()["picture"]["step"] == 2, "who comes later sees the same"
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_writes_text_only(tmp_path):
+    with serving(tmp_path) as address:
+        answer = httpx.get(address, timeout=PATIENCE)
+    assert answer.status_code == 200
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert re.findall(r"https?://[^\"]+", answer.text) == ["http://www.w3.org/2000/svg"], "a name, not an address"
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|style=|onclick=", answer.text)
+
+
+def test_another_sites_name_for_this_machine_is_refused(tmp_path):
+    with serving(tmp_path) as address:
+        assert httpx.get(address, headers={"Host": "evil.example"}, timeout=PATIENCE).status_code == 400
+        assert httpx.get(address, headers={"Host": "localhost:1"}, timeout=PATIENCE).status_code == 200
+
+
+def test_the_page_ends_while_somebody_looks(tmp_path):
+    threads = set(threading.enumerate())
+    with ExitStack() as looking:
+        with serving(tmp_path) as address:
+            stream = looking.enter_context(httpx.stream("GET", f"{address}events", timeout=PATIENCE))
+            next(data_of(stream.iter_lines()))
+        ended = set(threading.enumerate())
+    assert not [thread for thread in ended - threads if thread.name == "thinpipe-page"]
+
+
+def test_a_port_that_is_taken_is_said(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"{port}.*choose another port"), serving(tmp_path, port=port):
+            pass

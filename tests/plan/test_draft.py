@@ -1,0 +1,153 @@
+"""Plans as a whole: who has what, what it needs, what limits it. The pieces have tests of their own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from thinpipe.boundary.settings import BoundarySection
+from thinpipe.core.config import load_toml
+from thinpipe.core.errors import UserError
+from thinpipe.models.config import SubspaceConfig
+from thinpipe.plan.advice import advise, bottleneck
+from thinpipe.plan.bill import bill
+from thinpipe.plan.draft import draft
+from thinpipe.plan.machines import Hub, Machine, Machines
+from thinpipe.plan.search import balanced_cut, search
+from thinpipe.plan.shape import model_of
+from thinpipe.train.config import ModelSection, ParallelismSection, RunConfig, TrainingSection
+from thinpipe.train.costs import segment_needs, shared_nbytes
+
+GB = 10**9
+
+
+def run_config(**parallelism) -> RunConfig:
+    return RunConfig(
+        model=ModelSection(preset="llama-10m", boundaries=(2, 4, 6), subspace=SubspaceConfig(width=16)),
+        training=TrainingSection(steps=100, global_batch_size=16, seq_len=128),
+        parallelism=ParallelismSection(**{"pipeline_parallel_microbatch_size": 2, **parallelism}),
+        boundary=BoundarySection(forward="bf16", backward="int8"),
+    )
+
+
+def machine(name: str, **changes) -> Machine:
+    fields = {"flops": 1e11, "memory_nbytes": 4 * GB, "up_bps": 20e6, "down_bps": 100e6, "latency_s": 0.02}
+    return Machine(name=name, **{**fields, **changes})
+
+
+def four(**changes) -> Machines:
+    return Machines(machines=tuple(machine(f"m{index}", **changes) for index in range(4)))
+
+
+def planned(config: RunConfig, machines: Machines, **options):
+    model, _ = model_of(config, 4096)
+    return draft(config, model, machines, **options)
+
+
+def test_every_machine_has_its_segments_and_their_weights():
+    plan = planned(run_config(), four())
+    assert [part.segments for part in plan.parts] == [(0,), (1,), (2,), (3,)]
+    model, _ = model_of(run_config(), 4096)
+    needs = segment_needs(model, run_config())
+    shared = shared_nbytes(model, run_config())
+    for part, need in zip(plan.parts, needs, strict=True):
+        assert part.memory.total == pytest.approx(need.memory_nbytes + shared, rel=0.02)
+
+
+def test_a_machine_without_room_is_named_with_what_it_lacks():
+    plan = planned(run_config(), four(memory_nbytes=10**6))
+    assert not plan.fits
+    words = [change.words for change in advise(plan)]
+    assert words[0].startswith("m0 lacks ")
+    assert any("checkpoint_activations" in line for line in words)
+
+
+def test_a_line_that_is_too_slow_is_what_limits_and_a_faster_one_is_advised():
+    config = replace(run_config(), boundary=BoundarySection())
+    slow = four(flops=1e13, up_bps=1e6, down_bps=1e6, latency_s=0.0)
+    plan = planned(config, slow)
+    assert "the line of m" in bottleneck(plan)
+    assert any("a line of 2 Mbps for m" in change.words for change in advise(plan))
+
+
+def test_a_slow_processor_is_what_limits_and_the_advice_is_really_faster():
+    machines = four(up_bps=1e9, down_bps=1e9, latency_s=0.0)
+    machines = replace(machines, machines=(machine("old", flops=1e10), *machines.machines[1:]))
+    plan = planned(run_config(), machines)
+    assert "the processor of old" in bottleneck(plan)
+    best = advise(plan)[0]
+    assert best.words == "a machine twice as fast for old"
+    faster = replace(machines, machines=(machine("old", flops=2e10), *machines.machines[1:]))
+    assert planned(run_config(), faster).tokens_per_second / plan.tokens_per_second == pytest.approx(best.faster)
+
+
+def test_with_latency_more_microbatches_under_way_are_advised_for_1f1b():
+    plan = planned(run_config(), four(flops=1e12, latency_s=0.2, up_bps=1e9, down_bps=1e9))
+    assert any("extra_microbatches" in change.words for change in advise(plan))
+
+
+def test_a_hub_carries_every_boundary_and_its_rule_places_segments():
+    machines = replace(four(), hub=Hub(up_bps=50e6, down_bps=50e6, latency_s=0.0))
+    plan = planned(run_config(), machines, everyone=True)
+    assert len(plan.parts) == 4
+    through_hub = plan.timeline.line_nbytes["hub up"]
+    crossing = 3 * 8 * (plan.messages.forward_nbytes + plan.messages.backward_nbytes)
+    assert through_hub >= crossing
+    assert through_hub == pytest.approx(crossing, rel=0.1)  # headers, and the exchange
+
+
+def test_hubs_leave_out_who_would_slow_everybody_down():
+    fast = tuple(machine(f"fast{index}", flops=1e13) for index in range(2))
+    machines = Machines(machines=(*fast, machine("slow", flops=1e8)), hub=Hub(up_bps=1e9, down_bps=1e9, latency_s=0.0))
+    assert "slow" in planned(run_config(), machines).spares
+
+
+def test_search_finds_something_that_is_at_least_as_fast_and_fits():
+    config, machines = run_config(), four(flops=1e12, latency_s=0.1)
+    model, _ = model_of(config, 4096)
+    before = draft(config, model, machines)
+    found = search(config, model, machines)
+    assert found.best.fits
+    assert found.best.tokens_per_second >= before.tokens_per_second
+    assert found.tried > 20
+
+
+def test_a_balanced_cut_gives_faster_machines_more_blocks():
+    config = run_config()
+    model, _ = model_of(config, 4096)
+    cuts = balanced_cut(config, model, (machine("a", flops=3e12), machine("b", flops=1e12)))
+    assert len(cuts) == 1
+    assert cuts[0] > 4
+
+
+def test_search_says_when_nothing_fits():
+    config = run_config()
+    model, _ = model_of(config, 4096)
+    with pytest.raises(UserError, match="add a machine"):
+        search(config, model, four(memory_nbytes=1000))
+
+
+def test_the_bill_is_hours_times_prices():
+    plan = planned(run_config(), four(price_per_hour=0.5))
+    cost = bill(plan, 3600 * 1000)
+    assert cost.hours == pytest.approx(1000 / plan.tokens_per_second)
+    assert cost.money == pytest.approx(2.0 * cost.hours)
+    assert bill(planned(run_config(), four())).money is None
+
+
+def test_one_machine_has_no_line_and_no_bubble():
+    machines = Machines(machines=(machine("alone"),))
+    plan = planned(run_config(), machines)
+    assert plan.timeline.bubble == pytest.approx(0.0, abs=1e-9)
+    assert not sum(plan.timeline.line_nbytes.values())
+
+
+@pytest.mark.parametrize("name", ["friends.toml", "links.toml", "quickstart.toml"])
+def test_examples_can_be_planned_for_the_example_machines(name):
+    from thinpipe.plan.machines import load_machines
+
+    examples = Path(__file__).parents[2] / "examples"
+    config = load_toml(examples / name, RunConfig)
+    plan = planned(config, load_machines(examples / "machines.toml"))
+    assert plan.fits
+    assert plan.tokens_per_second > 0
