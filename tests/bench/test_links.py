@@ -147,21 +147,27 @@ def command(output):
     return [sys.executable, "-m", "thinpipe", "bench", "links", "--output", str(output), *FLAGS.split(), *sizes]
 
 
-@pytest.mark.timeout(240)
-def test_the_command_end_to_end_and_again(tmp_path):
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The folder of the real command's results, and what it printed."""
     pytest.importorskip("matplotlib")
-    done = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=200)
+    folder = tmp_path_factory.mktemp("links")
+    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_the_command_end_to_end_and_again(measured, tmp_path):
+    folder, printed = measured
     for name in ("sweep.png", "schedules.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "links.md").read_text() in done.stdout
-    first = json.loads((tmp_path / "links.json").read_text())
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    assert (folder / "links.md").read_text() in printed
+    first = json.loads((folder / "links.json").read_text())
     check_json(first)
 
-    points = tmp_path / "points.jsonl"
-    lines = points.read_bytes().splitlines(keepends=True)
-    points.write_bytes(b"".join(lines[:-1]))  # as if it had been stopped before the last point
-    again = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=100)
+    lines = (folder / "points.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "points.jsonl").write_bytes(b"".join(lines[:-1]))  # as if it had been stopped before the last point
+    again = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=800)
     assert again.returncode == 0, again.stderr
     assert "[1/1] schedules: memory of" in again.stderr
     second = json.loads((tmp_path / "links.json").read_text())
@@ -174,23 +180,15 @@ def check_json(result):
     assert result["versions"]["torch"] == torch.__version__
     assert result["config"]["sweep"]["mbps"] == [0.3, 100]
     (engine,) = result["engine"]
-    assert 0.2 < engine["ratio"]["low"] <= engine["ratio"]["median"] <= engine["ratio"]["high"] < 5
     assert len(engine["ratio"]["first_seconds"]) == 6
     ours, bare = next(point["times"] for point in result["points"] if point["task"]["part"] == "engine")
     assert ours["loss"] == pytest.approx(bare["loss"], abs=0.02)  # the same model on the same tokens
 
-    slow_dense, fast_dense, slow_thin, *_ = result["sweep"]
-    assert 0.7 < slow_dense["ratio"] <= 1.02  # the line decides, whatever else the machine does
-    assert slow_dense["measured"] < 1.02 * slow_dense["link_only"] < slow_dense["compute_only"]
-    assert fast_dense["measured"] > 2 * slow_dense["measured"]
-    assert slow_thin["measured"] > 2 * slow_dense["measured"]
     assert all(row["ratio"] > 0 and row["reached"] == (row["ratio"] >= 0.9) for row in result["sweep"])
-    dense, bf16, int8 = result["methods"]
-    assert dense["crossing_mbps"] > 3 * bf16["crossing_mbps"]
+    _, bf16, int8 = result["methods"]
     assert bf16["busiest_nbytes_per_token"] > int8["busiest_nbytes_per_token"]
 
     light, _ = result["ratio"]
-    assert light["ratio"]["median"] > 2
     assert light["reached"] is (light["ratio"]["median"] >= 16.4)
     profiled = next(point for point in result["points"] if point["task"]["part"] == "ratio")
     assert len(profiled["operators"]) == 2
@@ -200,3 +198,20 @@ def check_json(result):
     for row in result["schedules"]:
         assert len(row["memory"]) == 2
         assert all(each["peak_nbytes"] >= each["kept_nbytes"] for each in row["memory"])
+
+
+@pytest.mark.quiet
+def test_the_line_decides_where_it_is_slow(measured):
+    folder, _ = measured
+    result = json.loads((folder / "links.json").read_text())
+    (engine,) = result["engine"]
+    assert 0.2 < engine["ratio"]["low"] <= engine["ratio"]["median"] <= engine["ratio"]["high"] < 5
+    slow_dense, fast_dense, slow_thin, *_ = result["sweep"]
+    assert 0.7 < slow_dense["ratio"] <= 1.02  # whatever else the machine does
+    assert slow_dense["measured"] < 1.02 * slow_dense["link_only"] < slow_dense["compute_only"]
+    assert fast_dense["measured"] > 2 * slow_dense["measured"]
+    assert slow_thin["measured"] > 2 * slow_dense["measured"]
+    dense, bf16, _ = result["methods"]
+    assert dense["crossing_mbps"] > 3 * bf16["crossing_mbps"]
+    light, _ = result["ratio"]
+    assert light["ratio"]["median"] > 2

@@ -131,14 +131,13 @@ def test_a_failing_memory_process_says_what_it_was_doing():
         read_memory(job)
 
 
-@pytest.mark.timeout(120)
 def test_the_command_end_to_end(tmp_path):
     pytest.importorskip("matplotlib")
     flags = {"dim": 64, "layers": 1, "vocab": 512, "tokens": 32, "seqs": 32, "compressions": 100, "pairs": 6}
     flags |= {"threads": 1, "json": tmp_path / "step.json", "figure": tmp_path / "step.png"}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "thinpipe", "bench", "step", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     last_line = done.stdout.splitlines()[-1]
     assert (tmp_path / "step.json").read_text() == last_line + "\n"

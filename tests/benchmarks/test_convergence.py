@@ -85,6 +85,7 @@ def test_a_run_leaves_a_record_and_is_not_repeated(tokens, tmp_path, capsys):  #
     assert capsys.readouterr().out.startswith("0 of 2 runs to do")
 
 
+@pytest.mark.long
 def test_a_branch_goes_on_from_its_trunk_as_if_both_were_one_run(tokens, tmp_path):  # noqa: F811
     level = SchedulerSection(warmup_steps=1, decay_type="linear", min_lr_factor=1.0)
     whole, trunk = (replace(DENSE, tokens=n * TOKENS_PER_STEP, schedule=level) for n in (4, 2))

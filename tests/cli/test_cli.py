@@ -19,17 +19,22 @@ from thinpipe.core.events import EventLog, Step
 
 def thinpipe(*arguments):
     command = [sys.executable, "-m", "thinpipe", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
-def test_help_answers_in_under_a_second():
-    seconds = []
-    for _ in range(3):  # the best of three: a busy machine is not our fault
-        start = time.perf_counter()
-        done = thinpipe("--help")
-        seconds.append(time.perf_counter() - start)
+def test_help_names_every_verb():
+    done = thinpipe("--help")
     assert done.returncode == 0
     assert all(name.split()[0] in done.stdout for name in VERBS)
+
+
+@pytest.mark.quiet
+def test_help_answers_in_under_a_second():
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        thinpipe("--help")
+        seconds.append(time.perf_counter() - start)
     assert min(seconds) < 1.0
 
 
@@ -38,7 +43,7 @@ def test_building_the_parser_imports_no_torch():
         "import sys; from thinpipe.cli import parser_type; from thinpipe.cli.verbs import VERBS; "
         "parser_type(VERBS); print([name for name in sys.modules if name in ('torch', 'matplotlib')])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout == "[]\n"
 
 
@@ -49,7 +54,7 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=600) == 1
 
 
 def test_version():

@@ -40,12 +40,12 @@ steps = 2
 
 def thinpipe(*arguments, cwd, code=0):
     command = [sys.executable, "-m", "thinpipe", *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout if code == 0 else done.stderr
 
 
-@pytest.fixture(scope="module", params=["llama-tiny", "gpt2-tiny"])
+@pytest.fixture(scope="module", params=["llama-tiny", pytest.param("gpt2-tiny", marks=pytest.mark.long)])
 def trained(request, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     validation = ("--validation-sources", "sample:validation")

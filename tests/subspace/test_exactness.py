@@ -25,11 +25,12 @@ def test_boundary_round_trip(dim, dtype, limit):
     assert round_trip(dim, dim // 100, dtype) <= limit
 
 
+@pytest.mark.parametrize(("steps", "fall"), [(30, 0.2), pytest.param(200, 1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("family", "free_last"), FORMS)
-def test_factored_follows_literal_through_200_steps_and_two_basis_updates(family, free_last):
-    losses = trajectory(family, free_last=free_last)
+def test_factored_follows_literal_through_two_basis_updates(family, free_last, steps, fall):
+    losses = trajectory(family, free_last=free_last, steps=steps, interval=steps * 2 // 5)
     assert losses.largest_difference <= 1e-9
-    assert losses.factored[-1] < losses.factored[0] - 1  # it did train
+    assert losses.factored[-1] < losses.factored[0] - fall  # it did train
 
 
 @pytest.mark.parametrize(("family", "free_last"), FORMS)
@@ -53,22 +54,24 @@ def test_factored_gradients_are_the_literal_ones_in_coordinates(family, free_las
         torch.testing.assert_close(factored[name], gradient, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("steps", [100, pytest.param(1000, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_rowwise_adamw_keeps_the_literal_form_in_the_subspace(dtype, limit):
-    assert train_literal(dtype).drift <= limit
+def test_rowwise_adamw_keeps_the_literal_form_in_the_subspace(dtype, limit, steps):
+    assert train_literal(dtype, steps=steps).drift <= limit
 
 
 def test_ordinary_adamw_leaves_the_subspace():
-    run = train_literal(torch.float32, steps=300, failure=Failure(ordinary_adamw=True))
+    run = train_literal(torch.float32, steps=100, failure=Failure(ordinary_adamw=True))
     assert run.drift > 0.1
     # The boundary is no longer lossless: the same weights compute another function when they are not cut.
-    assert abs(run.uncut_losses[299] - run.losses[299]) > 0.01
+    assert abs(run.uncut_losses[99] - run.losses[99]) > 0.005
 
 
-def test_boundary_without_the_fixed_table_loses_the_tokens():
+@pytest.mark.parametrize(("steps", "lost"), [(150, 0.3), pytest.param(400, 1.2, marks=pytest.mark.long)])
+def test_boundary_without_the_fixed_table_loses_the_tokens(steps, lost):
     right, wrong = (
-        train_literal(torch.float32, steps=400, failure=failure)
+        train_literal(torch.float32, steps=steps, failure=failure)
         for failure in (Failure(), Failure(fixed_not_subtracted=True))
     )
-    assert abs(right.uncut_losses[399] - right.losses[399]) < 1e-4
-    assert sum(wrong.losses[-50:]) / 50 > sum(right.losses[-50:]) / 50 + 0.5
+    assert abs(right.uncut_losses[steps - 1] - right.losses[-1]) < 1e-4
+    assert sum(wrong.losses[-50:]) / 50 > sum(right.losses[-50:]) / 50 + lost

@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from tests.swarm.brokers import dialled
+from tests.train.commits import wait_until
 from tests.train.hubs import ask_as, ask_next, begin_epoch, next_request, report, running_hub
+from tests.train.programs import PATIENCE
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Saved, Skipped
 from thinpipe.swarm.file_requests import Begin, Chunk, FileAnswer, KeepAnswer, Read, Stat
@@ -37,7 +39,6 @@ from thinpipe.train.hub_supplies import HubSupplies
 from thinpipe.transport.nats.progress import Beat
 from thinpipe.transport.nats.requests import Answered, Asked
 
-pytestmark = pytest.mark.timeout(200)
 TRIES = 2000
 NASTY = [
     b"",
@@ -166,8 +167,8 @@ def test_no_request_of_a_member_keeps_the_hub_from_answering_others(run_config):
                     dice = random.Random(service)
                     for data in damaged(dice, seeds):
                         await client.publish(f"hub.p0.{service}", data, reply=f"_INBOX.p0.{service}")
-                    await client.flush(timeout=30)
-                    reply = await asyncio.to_thread(honest.request, "status", b"", seconds=20)
+                    await client.flush(timeout=PATIENCE)
+                    reply = await asyncio.to_thread(honest.request, "status", b"", seconds=PATIENCE)
                     assert msgspec.msgpack.decode(reply, type=Status).peers
                 assert not faults
             return answers
@@ -186,7 +187,7 @@ def test_no_request_of_a_member_keeps_the_hub_from_answering_others(run_config):
             assert not answers["admin"], "that is for the owner"
 
             assert isinstance(ask_as(honest, "store", Asked(what="set", keys=["k"], value=b"v"), Answered), Answered)
-            assert honest.request("line", msgspec.msgpack.encode(Probe(answer_nbytes=5)), seconds=20)
+            assert honest.request("line", msgspec.msgpack.encode(Probe(answer_nbytes=5)), seconds=PATIENCE)
             assert isinstance(ask_next(honest, running, took_part_in=1), Wait | Work)
             assert "p1" in running.hub.roster.present
         assert not any("\x1b" in line for line in running.said)
@@ -196,7 +197,7 @@ def test_no_request_of_a_newcomer_ends_the_hub(run_config):
     """An invite is a key too. Raised while it is answered, an error would end the hub's own connection."""
     with running_hub(run_config) as running, running.post("p1") as honest:
         hub = running.hub
-        invite = asyncio.run_coroutine_threadsafe(hub.gate.invite(), running.loop).result(20)
+        invite = asyncio.run_coroutine_threadsafe(hub.gate.invite(), running.loop).result(PATIENCE)
         good = JoinRequest(public_key=KeyPair.new().public_key, code=hub.hosted.code)
         taken = JoinRequest(public_key=hub.broker.peers["p1"], code=hub.hosted.code)
         own = JoinRequest(public_key=KeyPair.from_seed(hub.broker.hub_seed).public_key, code=hub.hosted.code)
@@ -213,7 +214,7 @@ def test_no_request_of_a_newcomer_ends_the_hub(run_config):
                 await client.subscribe(f"_INBOX.{invite.id}.told", cb=came)
                 for data in bad:
                     await client.publish(subject, data, reply=f"_INBOX.{invite.id}.told")
-                answer = await client.request(subject, msgspec.msgpack.encode(good), timeout=20)
+                answer = await client.request(subject, msgspec.msgpack.encode(good), timeout=PATIENCE)
                 assert not faults
                 return told, msgspec.msgpack.decode(answer.data, type=JoinAnswer)
 
@@ -224,7 +225,7 @@ def test_no_request_of_a_newcomer_ends_the_hub(run_config):
             f"code is 'thinpipe 0' there and {hub.hosted.code!r} at the hub",
         ]
         assert (answer.name, answer.refusal) == ("p2", "")
-        assert msgspec.msgpack.decode(honest.request("status", b"", seconds=20), type=Status)
+        assert msgspec.msgpack.decode(honest.request("status", b"", seconds=PATIENCE), type=Status)
 
 
 def test_who_comes_back_with_other_code_is_refused_before_anything_begins(run_config):
@@ -240,15 +241,14 @@ def test_all_hear_that_the_run_stops_however_late_they_begin_to_listen(run_confi
     with running_hub(run_config) as running, running.post("p0") as first, running.post("p1") as second:
         begin_epoch(running, first, second)
         running.hub.stop()
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.5), running.loop).result(5)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.5), running.loop).result(PATIENCE)
         came = []
         cancel = first.listen("stop", came.append)
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(1), running.loop).result(5)
-        assert came
+        wait_until(lambda: came)
         cancel()
         # one stops, the other was cut off: nothing new begins, although both are there
-        asked = [post.ask("next", next_request(running, took_part_in=1), seconds=30) for post in (first, second)]
-        answers = [msgspec.msgpack.decode(each.result(30), type=Answer) for each in asked]
+        asked = [post.ask("next", next_request(running, took_part_in=1), seconds=PATIENCE) for post in (first, second)]
+        answers = [msgspec.msgpack.decode(each.result(PATIENCE), type=Answer) for each in asked]
         assert [type(answer).__name__ for answer in answers] == ["Done", "Done"]
 
 

@@ -3,39 +3,35 @@
 import asyncio
 import time
 
-import pytest
-
 from tests.train.commits import wait_until
 from tests.train.hubs import ask_as, ask_next, running_hub
-from tests.train.programs import run_to_end
+from tests.train.programs import PATIENCE, run_to_end
 from thinpipe.swarm.messages import LeaveRequest, Verdict, Work
-
-pytestmark = pytest.mark.timeout(200)
 
 
 def test_a_program_that_another_has_followed_neither_beats_nor_leaves_for_it(run_config):
-    with running_hub(run_config, ("p0",), lost_after_seconds=3.0) as running, running.post("p0", life="a") as hanging:
+    with running_hub(run_config, ("p0",), lost_after_seconds=10.0) as running, running.post("p0", life="a") as hanging:
         assert ask_next(hanging, running, life="a").epoch == 1
         with running.post("p0", life="b") as second:
             assert ask_next(second, running, life="b").epoch == 2
             ask_as(hanging, "leave", LeaveRequest(life="a"), Verdict)
-            time.sleep(4)
+            time.sleep(11)
             assert running.hub.epochs.works("p0", 2), "its own heart is heard"
-        wait_until(lambda: "epoch 2 is over: p0 is lost: nothing was heard of it" in running.said, seconds=6)
-        assert hanging.request("status", b"", seconds=20), "the other one is connected all the time"
+        wait_until(lambda: "epoch 2 is over: p0 is lost: nothing was heard of it" in running.said)
+        assert hanging.request("status", b"", seconds=PATIENCE), "the other one is connected all the time"
 
 
 def test_who_only_looks_does_not_keep_a_peer_alive(run_config):
     with running_hub(run_config, ("p0",), lost_after_seconds=2.0) as running, running.post("p0", life="") as looking:
         with running.post("p0") as post:
             assert isinstance(ask_next(post, running), Work)
-        wait_until(lambda: "p0 is lost: nothing was heard of it" in running.said, seconds=6)
-        assert looking.request("status", b"", seconds=20)
+        wait_until(lambda: "p0 is lost: nothing was heard of it" in running.said)
+        assert looking.request("status", b"", seconds=PATIENCE)
 
 
 def test_a_folder_has_one_program_which_is_followed_at_once_when_it_is_killed(run_config, programs, tmp_path):
     with running_hub(run_config) as running:
-        invite = asyncio.run_coroutine_threadsafe(running.hub.gate.invite(), running.loop).result(20).line()
+        invite = asyncio.run_coroutine_threadsafe(running.hub.gate.invite(), running.loop).result(PATIENCE).line()
         first = programs("anna", "join", invite, "--folder", tmp_path / "anna", "--name", "anna")
         first.until("2 of 2 peers|1 of 2 peers")
         code, printed = run_to_end("join", tmp_path / "anna")
@@ -48,5 +44,5 @@ def test_a_folder_has_one_program_which_is_followed_at_once_when_it_is_killed(ru
         first.stop()  # SIGKILL
         second = programs("anna again", "join", tmp_path / "anna")
         second.until("you are anna")
-        wait_until(lambda: running.said.count("anna is there") == 2, seconds=60)
+        wait_until(lambda: running.said.count("anna is there") == 2)
         second.stop()
