@@ -32,7 +32,6 @@ def four_segments(run_config):
     )
 
 
-@pytest.mark.timeout(280)
 def test_four_homes_train_to_the_weights_of_one_process_and_nobody_on_the_way_can_read_it(
     four_segments, programs, tmp_path
 ):
@@ -45,13 +44,14 @@ def test_four_homes_train_to_the_weights_of_one_process_and_nobody_on_the_way_ca
     with Homes(lines, hub=AT_HOME) as net, capture(net.hub, path):
         hub = programs(
             *("hub", "hub", file, "--hub.peers", 4, "--hub.everyone", "--hub.address", net.hub.address),
+            *("--hub.lost-after-seconds", 120, "--hub.progress-floor-seconds", 120),
             place=net.hub,
         )
         peers = [
             programs(f"home{index}", "join", invite, "--folder", tmp_path / f"home{index}", place=home)
             for index, (home, invite) in enumerate(zip(net.homes, invites_of(hub), strict=True))
         ]
-        assert hub.finish(200) == 0, hub.printed
+        assert hub.finish() == 0, hub.printed
         assert [peer.finish() for peer in peers] == [0, 0, 0, 0]
     assert files_of(config, 12) == files_of(four_segments, 12)
     assert [step.loss for step in steps_of(config)] == [step.loss for step in steps_of(four_segments)]

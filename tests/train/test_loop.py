@@ -284,7 +284,7 @@ def test_a_signal_saves_and_ends_with_zero(run_config, number, tmp_path):
         if line.startswith("step:     10"):
             process.send_signal(number)
             break
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=600)
     assert process.returncode == 0, rest
     assert "stopped: signal" in rest
     checkpoint, problems = CheckpointFolder(config.job.dump_folder / "checkpoints").newest_whole()

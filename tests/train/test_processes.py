@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.programs import files_of, steps_of
+from tests.train.programs import PATIENCE, files_of, steps_of
 from tests.transport.processes import free_port, group_environment
 from thinpipe.checkpoint import find_checkpoint
 from thinpipe.cli import main
@@ -30,7 +29,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 def placed(config, degree, name, **changes):
     """The same run in another folder and on so many processes."""
-    parallelism = replace(config.parallelism, pipeline_parallel_degree=degree, timeout_seconds=60, **changes)
+    parallelism = replace(config.parallelism, pipeline_parallel_degree=degree, timeout_seconds=PATIENCE, **changes)
     folder = config.job.dump_folder.parent / name
     return replace(config, parallelism=parallelism, job=replace(config.job, dump_folder=folder))
 
@@ -57,7 +56,7 @@ def start_hosts(configs):
     ]
 
 
-def finish(process, seconds=150):
+def finish(process, seconds=PATIENCE):
     printed, _ = process.communicate(timeout=seconds)
     return process.returncode, printed
 
@@ -69,7 +68,7 @@ def children(process):
     return []
 
 
-def wait_for_step(config, step, process, seconds=90):
+def wait_for_step(config, step, process, seconds=PATIENCE):
     log, deadline = config.job.dump_folder / "events.jsonl", time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         if log.exists() and any(event.step >= step for event in steps_of(config)):
@@ -96,8 +95,15 @@ def endless(run_config):
     return placed(replace(run_config, training=training), 2, "endless")
 
 
-@pytest.mark.timeout(280)
-def test_a_checkpoint_does_not_know_how_many_processes_wrote_it(eight_segments):
+IN_TWO = (2, 3, {"pipeline_parallel_schedule": "ZBVZeroBubble"})
+IN_EIGHT = (8, 9, {"pipeline_parallel_schedule": "GPipe"})
+IN_ONE = (1, 6, {})
+
+
+@pytest.mark.parametrize(
+    "resumes", [(IN_TWO, IN_ONE), pytest.param((IN_EIGHT,), marks=pytest.mark.long)], ids=["2 and 1", "8"]
+)
+def test_a_checkpoint_does_not_know_how_many_processes_wrote_it(eight_segments, resumes):
     """Saved from four processes, resumed in two, one and eight: bit for bit the run of one process."""
     alone = placed(eight_segments, 1, "alone")
     Trainer(alone).train()
@@ -110,11 +116,7 @@ def test_a_checkpoint_does_not_know_how_many_processes_wrote_it(eight_segments):
     assert "loss" in printed
     assert "loss" in (four.job.dump_folder / "processes" / "process-3.log").read_text()  # every console shows it
     assert main(["export", str(four.job.dump_folder), str(four.job.dump_folder / "exported")]) == 0
-    for degree, first, changes in (
-        (2, 3, {"pipeline_parallel_schedule": "ZBVZeroBubble"}),
-        (8, 9, {"pipeline_parallel_schedule": "GPipe"}),
-        (1, 6, {}),
-    ):
+    for degree, first, changes in resumes:
         resumed = placed(eight_segments, degree, f"resumed-{degree}", **changes)
         source = four.job.dump_folder / "checkpoints" / f"step-{first:08d}"
         shutil.copytree(source, resumed.job.dump_folder / "checkpoints" / source.name)
@@ -128,7 +130,7 @@ def test_a_signal_to_any_one_process_saves_on_all(endless):
     launcher = start(endless)
     wait_for_step(endless, 2, launcher)
     os.kill(children(launcher)[1], signal.SIGTERM)
-    code, printed = finish(launcher, 30)
+    code, printed = finish(launcher)
     assert code == 0, printed
     stopped = [e for e in read_events(endless.job.dump_folder / "events.jsonl") if isinstance(e, Stopped)]
     assert [event.reason for event in stopped] == ["signal"]
@@ -144,9 +146,7 @@ def test_a_killed_process_ends_the_run_and_is_named(endless):
     launcher = start(endless)
     wait_for_step(endless, 2, launcher)
     os.kill(children(launcher)[1], signal.SIGKILL)
-    started = time.monotonic()
-    code, printed = finish(launcher, 30)
-    assert time.monotonic() - started < 12
+    code, printed = finish(launcher, PATIENCE / 2)  # sooner than anything times out
     assert code == 1
     last = printed.strip().splitlines()[-1]
     assert last.startswith("thinpipe: process 1 was ended by SIGKILL"), printed
@@ -157,13 +157,13 @@ def test_a_killed_process_ends_the_run_and_is_named(endless):
 
 
 def test_a_process_that_hangs_ends_the_run_with_stage_and_step(endless):
-    impatient = replace(endless, parallelism=replace(endless.parallelism, timeout_seconds=8))
+    impatient = replace(endless, parallelism=replace(endless.parallelism, timeout_seconds=30))
     launcher = start(impatient)
     wait_for_step(impatient, 2, launcher)
     stopped = children(launcher)[1]
     os.kill(stopped, signal.SIGSTOP)
     try:
-        code, printed = finish(launcher, 40)
+        code, printed = finish(launcher)
     finally:
         for process in children(launcher):
             os.kill(process, signal.SIGKILL)
@@ -180,7 +180,7 @@ def test_processes_end_when_their_launcher_is_killed(endless):
     orphans = children(launcher)
     launcher.kill()
     launcher.communicate()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}") for pid in orphans):
         time.sleep(0.1)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in orphans)
@@ -233,7 +233,7 @@ def test_torchrun_starts_the_same_module(run_config):
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -256,12 +256,13 @@ def test_a_slow_line_changes_the_time_and_nothing_else(run_config, capsys):
         # 8 samples of 16 tokens, 4 numbers of 4 bytes each, and 17 ids of 2 bytes a sample.
         assert (forward.boundary, forward.forward, forward.nbytes) == (1, True, 8 * 16 * 16 + 8 * 17 * 2)
         assert (backward.boundary, backward.forward, backward.nbytes) == (1, False, 8 * 16 * 16)
-        assert event.bubble is not None
-        assert (forward.waited_s + backward.waited_s) / 2 / event.seconds <= event.bubble < 1
-        assert forward.nbytes * 8e-6 / event.seconds <= forward.mbps < 2
-    assert min(e.seconds for e in steps_of(slow)) > 0.04
-    assert statistics.median(e.links[0].waited_s for e in steps_of(slow)) >= 0.015
-    assert statistics.median(e.links[1].waited_s for e in steps_of(slow)) >= 0.03
+        took = [link.waited_s / (1 - busy) for link, busy in zip((backward, forward), event.busy, strict=True)]
+        for link in event.links:
+            assert link.nbytes * 8e-6 / link.mbps == pytest.approx(max(took))
+            assert link.mbps < 2
+        assert max(took) > 0.04
+        assert took[0] <= event.seconds
+        assert 0 < event.bubble < 1
     assert main(["report", str(slow.job.dump_folder), "--against", str(fast.job.dump_folder)]) == 0
     first, second, cost, page = capsys.readouterr().out.strip().splitlines()[-4:]
     assert first.startswith("fast")
