@@ -18,7 +18,6 @@ from statistics import median
 from typing import Any
 
 import msgspec
-from thinpipe.plan.machines import Machine, Machines
 
 from thinpipe.bench.provenance import versions
 from thinpipe.boundary.settings import BoundarySection
@@ -27,6 +26,7 @@ from thinpipe.core.events import Step, read_events
 from thinpipe.core.files import write_atomically
 from thinpipe.models.config import SubspaceConfig
 from thinpipe.plan.draft import Draft, draft
+from thinpipe.plan.machines import Machine, Machines
 from thinpipe.plan.shape import model_of
 from thinpipe.train.config import (
     BasisSection,

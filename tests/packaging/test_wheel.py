@@ -83,7 +83,10 @@ def test_the_sdist_has_the_tests_and_the_documents(built):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
         "README.md",
+        "ARCHITECTURE.md",
         "LICENSE",
+        "Dockerfile",
+        ".ci/constraints.txt",
         "docs/README.md",
         "tests/packaging/test_wheel.py",
         "examples/quickstart.toml",

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tests.readme.pages import ROOT, commands, guides, prose, save_files
-from thinpipe.cli import _parse
+from tests.readme.pages import ROOT, blocks, commands, guides, prose, save_files
+from thinpipe.cli import _parse, main
 from thinpipe.cli.verbs import VERBS
 
 COMMANDS = [
@@ -47,3 +47,13 @@ def test_verbs_named_in_passing_exist(page):
     known = {name.split()[0] for name in VERBS}
     named = re.findall(r"`thinpipe\s+([a-z]+)", prose(page))
     assert not set(named) - known
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_readme_shows_what_plan_prints(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "118")
+    (shown,) = (block.text for block in blocks(ROOT / "README.md") if block.mark.startswith("plan output"))
+    (plan,) = (words for words in commands(ROOT / "README.md") if words[0] == "plan")
+    assert main(plan) == 0
+    printed = {line.rstrip() for line in capsys.readouterr().out.splitlines()}
+    assert not set(shown.splitlines()) - printed
