@@ -116,9 +116,9 @@ def test_with_extras_it_speaks_to_hubs_and_draws(built, tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     programs = environment(tmp_path / "full", built[1], extras=("swarm", "report", "parquet", "hf"))
     assert "an invite begins with" in call(programs / "thinpipe", "join", "hello", folder=tmp_path, status=2)
-    drawing = "from thinpipe.report.curve import pyplot; pyplot().figure().savefig('figure.png')"
-    call(programs / "python", "-c", drawing, folder=tmp_path)
-    assert (tmp_path / "figure.png").stat().st_size > 500
+    files = (ROOT / "examples/friends.toml", "--machines", ROOT / "examples/machines.toml")
+    call(programs / "thinpipe", "plan", *files, "--figure", "step.png", folder=tmp_path)
+    assert (tmp_path / "step.png").stat().st_size > 10_000
 
 
 def test_the_dockerfile_copies_what_exists():

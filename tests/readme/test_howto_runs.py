@@ -64,6 +64,14 @@ def test_on_one_laptop(pieces, tmp_path, monkeypatch, capsys):
     assert losses(tmp_path / "runs/again") == losses(tmp_path / "runs/two")
 
 
+def test_plan(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    codes = [main(words) for _, *words in marked(ROOT / "docs/howto/plan.md", "plan")]
+    assert codes == [0, 0, 1]  # the paper's model does not fit these clouds, which the page says is a 1
+    assert (tmp_path / "step.png").stat().st_size > 10_000
+
+
 def save_small_smollm2(folder, text):
     """A model with the shape of SmolLM2-135M (30 blocks, 9 heads, 3 of keys, tied head), but few numbers."""
     from tokenizers import ByteLevelBPETokenizer
