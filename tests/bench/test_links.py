@@ -157,6 +157,7 @@ def measured(tmp_path_factory):
     return folder, done.stdout
 
 
+@pytest.mark.long
 def test_the_command_end_to_end_and_again(measured, tmp_path):
     folder, printed = measured
     for name in ("sweep.png", "schedules.png"):

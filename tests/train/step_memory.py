@@ -31,7 +31,7 @@ def read_peaks(cases):
     """Of each, in bytes beside what the process had before."""
     command = [sys.executable, "-m", "tests.train.step_memory", json.dumps(cases)]
     environment = {**os.environ, **RETURN_BLOCKS_AT_ONCE}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 

@@ -64,7 +64,6 @@ def test_resume_is_bit_for_bit_the_uninterrupted_run(few_samples, boundary, tmp_
         assert [event.loss for event in events(resumed, Step)] == losses[stop:]
 
 
-@pytest.mark.timeout(280)
 def test_a_memory_does_not_know_how_many_processes_keep_it(few_samples):
     """Saved from three processes, resumed in one and in two: bit for bit the run of one process."""
     both = replace(AQSGD, gradients=EF21.gradients)

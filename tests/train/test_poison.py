@@ -101,8 +101,7 @@ def start_poisoned(config, plan, rank):
     ]
 
 
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize("name", ["plain", "ef21", "aqsgd"])
+@pytest.mark.parametrize("name", ["aqsgd", *(pytest.param(name, marks=pytest.mark.long) for name in ("plain", "ef21"))])
 def test_two_processes_name_the_sender_and_end_with_the_bits_of_one(few_samples, name):  # noqa: F811
     """Three segments: process 0 has two of them, so that boundary 0 is inside of it."""
     config = replace(
@@ -212,15 +211,19 @@ def test_two_hundred_injections_of_any_kind_are_all_named(run_config, poisoned):
     assert files_of(disturbed, steps) == files_of(config, steps)
 
 
-def test_a_long_clean_run_raises_no_alarm():
+@pytest.mark.parametrize(
+    "steps",
+    [300, pytest.param(int(os.environ.get("CLEAN_STEPS", "2000")), marks=pytest.mark.long)],
+    ids=["short", "long"],
+)
+def test_a_clean_run_raises_no_alarm(steps):
     """CLEAN_STEPS=10000 is the full one: a third of them each with a plain method, low bits and a memory."""
-    steps = int(os.environ.get("CLEAN_STEPS", "2000")) // 3
     for name in ("subspace-fp32", "subspace-int8-int4", "ef"):
         case = next(case for case in CASES if case.name in (name, f"llama-{name}", f"llama-{name}-fp32"))
         config = config_of(case, 2, "GPipe")
         engine = Engine(config, config.model.resolve(VOCABULARY))
         language = SyntheticLanguage(VOCABULARY, seed=1)
-        for step in range(steps):
+        for step in range(steps // 3):
             ids = language.batch(step, batch_size(2), TOKENS).numpy()
             assert engine.step(step, ids, lr=3e-3).fault is None, (name, step)
             if engine.basis_is_due(step + 1):
