@@ -10,13 +10,15 @@ from thinpipe.boundary.settings import BoundarySection
 from thinpipe.models.config import Execution, LlamaConfig, SubspaceConfig
 from thinpipe.models.presets import PRESETS
 from thinpipe.plan.actions import action_lists
+from thinpipe.plan.devices import DEVICES
 from thinpipe.plan.lines import LineSpec
 from thinpipe.plan.messages import message_nbytes
 from thinpipe.plan.needs import SegmentNeed, memory_nbytes, segment_needs, under_way
 from thinpipe.plan.simulate import Job, StageWork, Timeline, simulate
 from thinpipe.train.config import CheckpointSection, ParallelismSection, RunConfig, TrainingSection
 
-DEVICE, PEAK_FLOPS, MEMORY_NBYTES = "RTX 4090", 165.2e12, 24e9
+DEVICE = "RTX 4090"
+PEAK_FLOPS, MEMORY_NBYTES = DEVICES[DEVICE].peak_flops("bf16"), 1e9 * (DEVICES[DEVICE].memory_gb or 0)
 """Dense bfloat16 with float32 sums (NVIDIA Ada GPU Architecture, whitepaper, 2022)."""
 SHARE_OF_PEAK = 0.4
 """What training reaches of it; an assumption, no such card was measured."""
