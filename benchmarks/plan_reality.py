@@ -231,6 +231,8 @@ def main() -> int:
     kept = Kept(versions=versions(), cores=options.cores, steps=options.steps)
     if path.is_file():
         kept = msgspec.json.decode(path.read_bytes(), type=Kept)
+        if (kept.steps, kept.cores) != (options.steps, options.cores):
+            parser.error(f"{path} was begun with --steps {kept.steps} --cores {kept.cores:g}: give these, or remove it")
     for repeat in range(options.repeats):
         for setting in (CALIBRATION, *SETTINGS):
             done = kept.runs.setdefault(setting.name, [])

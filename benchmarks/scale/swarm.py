@@ -115,7 +115,7 @@ class Swarm:
             actions=action_lists("1F1B", self.stages, self.microbatches, extra=self.extra),
             works=[_work(need, place[stage].flops) for stage, need in enumerate(self.needs)],
             lines=[replace(line, up_bps=line.up_bps * (1 - COMMITS)) for line in lines],
-            hub=LineSpec(up_bps=part, down_bps=part * (1 - COMMITS), latency_s=LATENCY_S),
+            hub=LineSpec(up_bps=part, down_bps=part * (1 - COMMITS)),
             forward_nbytes=messages.forward_nbytes,
             backward_nbytes=messages.backward_nbytes,
             exchange_nbytes=8 * 10 * self.model.n_layers,

@@ -128,8 +128,9 @@ class Oracle:
         framing = self.job.framing or ("gloo" if self.hub is None else "nats")
         bits = nbytes_on_wire(nbytes, framing) * 8
         whole = 1 / pieces_of(nbytes) if start is self.hub else 0.0
+        latency = start.spec.latency_s + (end.spec.latency_s if self.hub else 0.0)
         return [
-            (start.up, bits / start.spec.up_bps, start.spec.latency_s, start.spec.latency_per == "message", whole),
+            (start.up, bits / start.spec.up_bps, latency, start.spec.latency_per == "message", whole),
             (end.down, bits / end.spec.down_bps, 0.0, False, 0.0),
         ]
 

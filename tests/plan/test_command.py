@@ -33,11 +33,21 @@ def test_programs_get_all_of_it_as_json(capsys):
     assert any(line["line"].startswith("the hub's line") for line in plan["lines"])
 
 
-def test_the_best_of_a_search_can_be_given_to_a_run(capsys):
-    assert main(["plan", FRIENDS, "--machines", MACHINES, "--search"]) == 0
+@pytest.mark.parametrize("machines", ["machines.toml", "cloud.toml", "no hub"])
+def test_the_flags_of_a_search_make_the_run_that_was_found(machines, capsys, tmp_path):
+    path = EXAMPLES / machines
+    if machines == "no hub":
+        path = tmp_path / "machines.toml"
+        path.write_text('[[machine]]\nname = "g"\ntflops = 50\nmemory = "24GB"\nup = "80mbps"\ncount = 4\n')
+    command = ["plan", FRIENDS, "--machines", str(path)]
+    assert main([*command, "--search"]) == 0
     said = capsys.readouterr().out
     flags = next(line for line in said.splitlines() if line.startswith("  --")).split()
-    assert main(["plan", FRIENDS, "--machines", MACHINES, "--json", *flags]) == 0
+    assert main([*command, "--search", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main([*command, "--json", *flags]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["settings"], made["tokens_per_second"]) == (found["settings"], found["tokens_per_second"])
 
 
 def test_a_model_that_does_not_fit_is_an_answer_and_an_exit_code(capsys, tmp_path):

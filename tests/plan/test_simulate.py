@@ -138,8 +138,8 @@ def test_both_directions_of_a_shared_line_wait_for_each_other():
 
 def test_a_hub_is_a_second_trip_and_everybody_shares_it():
     peer, hub = LineSpec(up_bps=8e6, down_bps=8e6, latency_s=0.1), LineSpec(up_bps=16e6, down_bps=16e6, latency_s=0.2)
-    # Up in 1 s, at the hub 0.1 s later; out in 0.5 s, 0.2 s of latency, and then 0.5 s more for a downlink of 1 s.
-    assert arrivals(peer, hub=hub) == pytest.approx([2.3, 3.3, 4.3])
+    # Up in 1 s, at the hub 0.3 s later; out in 0.5 s, 0.3 s of latency, and then 0.5 s more for a downlink of 1 s.
+    assert arrivals(peer, hub=hub) == pytest.approx([2.6, 3.6, 4.6])
     timeline = simulate(job("GPipe", 3, 4, (0.0, 0.0, 0.0), peer, hub=hub))
     assert timeline.line_nbytes["hub up"] == timeline.line_nbytes["hub down"] == 2 * 2 * 4 * 1_000_000
     assert timeline.line_busy["hub up"] == pytest.approx(8.0)
@@ -173,7 +173,8 @@ def test_the_exchange_goes_through_the_last_process_or_the_hub():
     assert direct.seconds == pytest.approx(4.1)
     hub = LineSpec(up_bps=80e6)
     through_hub = simulate(job("GPipe", 3, 1, line=line, hub=hub, **nothing))
-    assert through_hub.seconds == pytest.approx(0.4 + 1.1 + 0.3)
+    # Through the hub a message is there after 0.2 s; numbers go to it and come back, three answers one after the other.
+    assert through_hub.seconds == pytest.approx(0.8 + 1.1 + 0.3 + 0.1)
     without = simulate(job("GPipe", 3, 1, line=line, **nothing | {"exchange_nbytes": 0}))
     assert without.seconds == pytest.approx(0.4)
 

@@ -5,16 +5,19 @@ Changes of settings cost nothing; a faster line or a machine does. A change that
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from thinpipe.core.errors import UserError
-from thinpipe.core.units import format_bytes, say_rate
+from thinpipe.core.units import format_bytes
 from thinpipe.models.config import ModelConfig
-from thinpipe.plan.draft import Draft, draft
-from thinpipe.plan.machines import Machines
+from thinpipe.plan.draft import Draft, Load, draft
+from thinpipe.plan.machines import Hub, Machine, Machines
 from thinpipe.train.config import RunConfig
 
 _BUSY = 0.8
 """A part that has something to do for so much of a step is what limits it."""
+_AS_BUSY = 0.9
+"""Of the busiest: these are made faster together, since one alone would change nothing."""
 _WORTH_IT = 1.03
 MOST_PASSES = 12_000
 """Simulated for advice: larger plans try fewer changes, so that a plan answers at once."""
@@ -28,15 +31,17 @@ class Change:
 
 
 def bottleneck(plan: Draft) -> str:
-    share, part = plan.loads[0]
-    if share >= _BUSY:
-        return f"{part}, busy for {share:.0%} of a step"
-    return f"waiting: nothing is busy for more than {share:.0%} of a step ({part}); round trips and the pipeline's ends"
+    busiest = plan.loads[0]
+    part, share = plan.say(busiest), f"{busiest.share:.0%} of a step"
+    if busiest.share >= _BUSY:
+        return f"{part}, busy for {share}"
+    return f"waiting: nothing is busy for more than {share} ({part}); round trips and the pipeline's ends"
 
 
 def advise(plan: Draft, *, everyone: bool = False) -> list[Change]:
     """The best first. Memory that is missing comes before speed."""
     missing = [_room(part.machine.name, part.missing_nbytes) for part in plan.parts if part.missing_nbytes]
+    missing = [f"the hub would say: {plan.refusal}", *missing] if plan.refusal else missing
     if missing:
         return [Change(words=words, faster=1.0) for words in (*missing, *_memory_savers(plan))]
     found = []
@@ -63,7 +68,7 @@ def _memory_savers(plan: Draft) -> Iterator[str]:
     config = plan.config
     if not config.execution.checkpoint_activations:
         yield "set execution.checkpoint_activations = true: a third more time, far fewer activations"
-    if config.microbatch_size > 1:
+    if config.microbatch_size % 2 == 0:
         yield f"set parallelism.pipeline_parallel_microbatch_size = {config.microbatch_size // 2}: half the activations"
     if config.parallelism.pipeline_parallel_schedule == "GPipe":
         yield "set parallelism.pipeline_parallel_schedule = 1F1B, which keeps fewer micro-batches under way"
@@ -127,23 +132,47 @@ def _valid(words: str, config: RunConfig, **changes: object) -> Iterator[tuple[s
 
 
 def _hardware(plan: Draft) -> Iterator[Candidate]:
-    """Twice as much of whatever is busiest."""
+    """Twice as much of what is busiest, and of all that is about as busy."""
+    first = plan.loads[0]
+    busy = [
+        load
+        for load in plan.loads
+        if load.share >= _AS_BUSY * first.share and (load.part == "processor") == (first.part == "processor")
+    ]
     machines = plan.machines
-    _, part = plan.loads[0]
-    if part.startswith("the hub"):
+    for load in busy:
+        machines = _improve(
+            machines, None if load.process is None else plan.parts[load.process].machine.name, load.part
+        )
+    what = "machines" if first.part == "processor" else "lines"
+    words = f"{what} twice as fast for {', '.join(dict.fromkeys(_owner(plan, load) for load in busy))}"
+    yield words, plan.config, plan.model, machines
+
+
+def _owner(plan: Draft, load: Load) -> str:
+    return "the hub" if load.process is None else plan.parts[load.process].machine.name
+
+
+def _improve(machines: Machines, name: str | None, part: str) -> Machines:
+    """The hub, or the machine of this name."""
+    if name is None:
         assert machines.hub is not None
-        hub = replace(machines.hub, up_bps=2 * machines.hub.up_bps, down_bps=2 * machines.hub.down_bps)
-        rate = say_rate(hub.up_bps)
-        yield f"a line of {rate} for the hub", plan.config, plan.model, replace(machines, hub=hub)
-        return
-    for index, machine in enumerate(machines.machines):
-        if f" of {machine.name}" not in f"{part} ":
-            continue
-        if part.startswith("the processor"):
-            better, words = replace(machine, flops=2 * machine.flops), f"a machine twice as fast for {machine.name}"
-        else:
-            better = replace(machine, up_bps=2 * machine.up_bps, down_bps=2 * machine.down_bps)
-            words = f"a line of {say_rate(better.up_bps)} for {machine.name}"
-        changed = (*machines.machines[:index], better, *machines.machines[index + 1 :])
-        yield words, plan.config, plan.model, replace(machines, machines=changed)
-        return
+        return replace(machines, hub=_twice(machines.hub, part))
+    changed = (
+        each
+        if each.name != name
+        else replace(each, flops=2 * each.flops)
+        if part == "processor"
+        else _twice(each, part)
+        for each in machines.machines
+    )
+    return replace(machines, machines=tuple(changed))
+
+
+End = TypeVar("End", Machine, Hub)
+
+
+def _twice(end: End, direction: str) -> End:
+    """With a line twice as fast in the direction that is busy, or in both where they share it."""
+    up, down = (1 if direction == "down" else 2), (1 if direction == "up" else 2)
+    return replace(end, up_bps=up * end.up_bps, down_bps=down * end.down_bps)

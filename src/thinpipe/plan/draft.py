@@ -7,13 +7,14 @@ file and in the shares of the run. What is assumed is kept in words beside the r
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from thinpipe.core.errors import UserError
 from thinpipe.models.config import ModelConfig
 from thinpipe.pipeline.placement import LAYOUTS, Placement, place
 from thinpipe.plan.actions import Action, action_lists
 from thinpipe.plan.lines import LineSpec
-from thinpipe.plan.machines import Machine, Machines
+from thinpipe.plan.machines import Hub, Machine, Machines
 from thinpipe.plan.messages import Messages, message_nbytes
 from thinpipe.plan.needs import SegmentNeed, memory_nbytes, segment_needs, shared_nbytes
 from thinpipe.plan.parts import Part, held_at_once, part_of
@@ -24,6 +25,17 @@ from thinpipe.train.under_way import under_way
 
 _EXCHANGED_PER_PARAMETER_TENSOR = 8
 """Bytes: the norm of each, in the one exchange of a step."""
+
+
+class Load(NamedTuple):
+    """How busy a processor or a line is."""
+
+    share: float
+    """Of a step."""
+    process: int | None
+    """None: the hub."""
+    part: str
+    """processor, up, down, or both ways where both directions share a line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +49,8 @@ class Draft:
     messages: Messages
     timeline: Timeline
     assumptions: tuple[str, ...]
+    refusal: str = ""
+    """Why a hub would not begin, if it would not."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -48,7 +62,7 @@ class Draft:
 
     @property
     def fits(self) -> bool:
-        return not any(part.missing_nbytes for part in self.parts)
+        return not self.refusal and not any(part.missing_nbytes for part in self.parts)
 
     @property
     def nbytes_per_token(self) -> float:
@@ -63,14 +77,22 @@ class Draft:
         return (4 * self.model.dim + ids) / self.nbytes_per_token if self.nbytes_per_token else 1.0
 
     @cached_property
-    def loads(self) -> list[tuple[float, str]]:
-        """How busy every processor and line is, from 0 to 1, the busiest first."""
-        seconds, names = self.timeline.seconds, [part.machine.name for part in self.parts]
-        parts = [
-            (busy / seconds, f"the processor of {name}") for busy, name in zip(self.timeline.busy, names, strict=True)
-        ]
-        parts += [(busy / seconds, say_line(line, names)) for line, busy in self.timeline.line_busy.items()]
-        return sorted(parts, key=lambda part: -part[0])
+    def loads(self) -> list[Load]:
+        """Of every processor and line, the busiest first."""
+        seconds = self.timeline.seconds
+        loads = [Load(busy / seconds, process, "processor") for process, busy in enumerate(self.timeline.busy)]
+        for line, busy in self.timeline.line_busy.items():
+            words = line.split()
+            process = None if words[0] == "hub" else int(words[1])
+            direction = next((word for word in words if word in ("up", "down")), "both ways")
+            loads.append(Load(busy / seconds, process, direction))
+        return sorted(loads, key=lambda load: -load.share)
+
+    def say(self, load: Load) -> str:
+        if load.process is None:
+            return f"the hub's line ({load.part})"
+        name = self.parts[load.process].machine.name
+        return f"the processor of {name}" if load.part == "processor" else f"the line of {name} ({load.part})"
 
 
 def say_line(line: str, names: Sequence[str]) -> str:
@@ -87,7 +109,8 @@ def draft(
     """`everyone`: every machine gets something, as `hub.everyone` wants it. `record`: keep its spans."""
     needs = segment_needs(model, config)
     messages = message_nbytes(model, config)
-    chosen, placement = _place(config, model, machines, needs, messages, everyone=everyone)
+    seats = _place(config, model, machines, needs, messages, everyone=everyone)
+    chosen, placement = seats.chosen, seats.placement
     schedule, processes = config.parallelism.pipeline_parallel_schedule, len(chosen)
     extra = config.parallelism.pipeline_parallel_extra_microbatches
     actions = action_lists(schedule if processes > 1 else "1F1B", processes, config.microbatches, extra=extra)
@@ -105,8 +128,25 @@ def draft(
         spares=tuple(machine.name for machine in machines.machines if machine.name not in used),
         messages=messages,
         timeline=timeline,
-        assumptions=machines.assumptions,
+        assumptions=(*machines.assumptions, *_started_with(config, machines, len(chosen))),
+        refusal=seats.refusal,
     )
+
+
+def _started_with(config: RunConfig, machines: Machines, processes: int) -> list[str]:
+    if machines.hub is not None or processes == 1 or config.parallelism.pipeline_parallel_degree == processes:
+        return []
+    return [f"the run is started with --parallelism.pipeline-parallel-degree {processes}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seats:
+    """Machines in the order of the pipeline, and their stages."""
+
+    chosen: Sequence[Machine]
+    placement: Placement
+    refusal: str = ""
+    """What a hub would say instead of beginning."""
 
 
 def _place(
@@ -117,21 +157,34 @@ def _place(
     messages: Messages,
     *,
     everyone: bool,
-) -> tuple[list[Machine], Placement]:
-    """The machines in the order of the pipeline, and their stages."""
-    parallelism, segments = config.parallelism, len(needs)
+) -> _Seats:
+    parallelism, segments, there = config.parallelism, len(needs), len(machines.machines)
     layout = LAYOUTS[parallelism.pipeline_parallel_schedule]
-    if machines.hub is not None and parallelism.pipeline_parallel_shares is None and layout.stages_per_process == 1:
+    if machines.hub is not None:
+        _refuse_without_hub(config)
         return _as_the_hub_would(config, model, machines, needs, messages, everyone=everyone)
     wanted = parallelism.pipeline_parallel_degree
-    if wanted > len(machines.machines):
+    if wanted > there:
         raise UserError(
-            f"parallelism.pipeline_parallel_degree is {wanted}, and there are {len(machines.machines)} machines: "
-            "add some to the file, or lower it"
+            f"parallelism.pipeline_parallel_degree is {wanted}, and there are {there} machines: add some to the file, "
+            "or lower it"
         )
-    count = wanted if wanted > 1 else min(len(machines.machines), max(1, segments // layout.stages_per_process))
-    chosen = list(machines.machines[:count])
-    return chosen, place(parallelism.pipeline_parallel_schedule, count, segments, parallelism.pipeline_parallel_shares)
+    count = wanted if wanted > 1 else min(there, max(1, segments // layout.stages_per_process))
+    shares = parallelism.pipeline_parallel_shares
+    placement = place(parallelism.pipeline_parallel_schedule, count, segments, shares)
+    return _Seats(chosen=machines.machines[:count], placement=placement)
+
+
+def _refuse_without_hub(config: RunConfig) -> None:
+    """What a hub refuses or decides by itself."""
+    parallelism = config.parallelism
+    if LAYOUTS[parallelism.pipeline_parallel_schedule].stages_per_process != 1:
+        raise UserError(
+            f"a hub gives every peer segments that follow each other, and {parallelism.pipeline_parallel_schedule} "
+            "wants them from two places: set parallelism.pipeline_parallel_schedule to GPipe or 1F1B, or drop [hub]"
+        )
+    if parallelism.pipeline_parallel_shares is not None:
+        raise UserError("a hub gives out segments by itself: leave parallelism.pipeline_parallel_shares out, or [hub]")
 
 
 def _as_the_hub_would(
@@ -142,14 +195,16 @@ def _as_the_hub_would(
     messages: Messages,
     *,
     everyone: bool,
-) -> tuple[list[Machine], Placement]:
+) -> _Seats:
+    """With the figures that `train/hosting.py` gives to the same rule."""
     assert machines.hub is not None
     rows, count = config.microbatch_size * config.training.seq_len, len(needs)
-    most = min(count, len(machines.machines))
+    schedule = config.parallelism.pipeline_parallel_schedule
+    most = config.microbatches if schedule == "1F1B" else None
     wanted = [
         Need(
             flops_per_token=need.forward_flops_per_token + need.backward_flops_per_token,
-            memory_nbytes=memory_nbytes(need, config, under_way(index, count, most, config)),
+            memory_nbytes=memory_nbytes(need, config, under_way(index, count, count, config)),
         )
         for index, need in enumerate(needs)
     ]
@@ -161,14 +216,18 @@ def _as_the_hub_would(
             hub_up_bps=machines.hub.up_bps,
             hub_down_bps=machines.hub.down_bps,
             shared_nbytes=shared_nbytes(model, config),
+            most=most,
             everyone=everyone,
         )
-    except UserError:  # nothing fits: show by how much, in the file's order
-        chosen = list(machines.machines[:most])
-        return chosen, place(config.parallelism.pipeline_parallel_schedule, most, count)
+    except UserError as error:  # show by how much it does not fit, in the file's order
+        number = min(count, len(machines.machines), most or count)
+        return _Seats(chosen=machines.machines[:number], placement=place(schedule, number, count), refusal=str(error))
     by_name = {machine.name: machine for machine in machines.machines}
     stages = [segments for _, segments in found.places]
-    return [by_name[name] for name, _ in found.places], Placement(stages, [[index] for index in range(len(stages))])
+    return _Seats(
+        chosen=[by_name[name] for name, _ in found.places],
+        placement=Placement(stages, [[index] for index in range(len(stages))]),
+    )
 
 
 def _job(
@@ -198,7 +257,7 @@ def _job(
         actions=actions,
         works=works,
         lines=[_line(machine) for machine in chosen],
-        hub=None if machines.hub is None else LineSpec(up_bps=machines.hub.up_bps, down_bps=machines.hub.down_bps),
+        hub=None if machines.hub is None else _line_of_hub(machines.hub),
         forward_nbytes=messages.forward_nbytes,
         backward_nbytes=messages.backward_nbytes,
         hosts=[
@@ -207,6 +266,10 @@ def _job(
         cores={numbers[machine.host]: machine.cores for machine in chosen if machine.host and machine.cores},
         exchange_nbytes=_EXCHANGED_PER_PARAMETER_TENSOR * tensors,
     )
+
+
+def _line_of_hub(hub: Hub) -> LineSpec:
+    return LineSpec(up_bps=hub.up_bps, down_bps=hub.down_bps, latency_s=hub.latency_s)
 
 
 def _line(machine: Machine) -> LineSpec:

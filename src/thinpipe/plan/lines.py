@@ -26,7 +26,7 @@ class LineSpec:
     down_bps: float = math.inf
     """All that is received shares this rate."""
     latency_s: float = 0.0
-    """One way, added to what is sent: half a round trip is the one end's, half the other's."""
+    """One way. Between two processes the sender's counts; to or from a hub, the process's and the hub's together."""
     duplex: Literal["full", "shared"] = "full"
     """shared: what is sent and what is received wait in one queue."""
     latency_per: Literal["pipelined", "message"] = "pipelined"
@@ -102,10 +102,11 @@ class Network:
     def _way(self, source: int | None, target: int | None, payload_nbytes: int) -> list[Hop]:
         (sender, up, _), (receiver, _, down) = self._end(source), self._end(target)
         nbytes = nbytes_on_wire(payload_nbytes, self.framing)
-        held = sender.latency_s if sender.latency_per == "message" else 0.0
+        late = sender.latency_s if self.hub is None else sender.latency_s + receiver.latency_s
+        held = late if sender.latency_per == "message" else 0.0
         stored = 1 / pieces_of(payload_nbytes) if source is None else 0.0
         return [
-            Hop(up, nbytes, nbytes * 8 / sender.up_bps, sender.latency_s, held, stored),
+            Hop(up, nbytes, nbytes * 8 / sender.up_bps, late, held, stored),
             Hop(down, nbytes, nbytes * 8 / receiver.down_bps),
         ]
 

@@ -21,22 +21,24 @@ class Gap(NamedTuple):
     percent: float
     million_tokens: float
     seeds: int
+    sent: str
+    """In which numbers."""
     record: str
     """Where it stands: the name of the run, and the folder of benchmarks/results."""
 
 
 MEASURED: tuple[Gap, ...] = (
-    Gap("keel", 16.0, -0.19, 4.19, 3, "own: keel 16x"),
-    Gap("keel", 32.0, 0.58, 4.19, 3, "own: keel 32x"),
-    Gap("bottleneck", 32.0, 5.60, 4.19, 1, "own: bottleneck 32x"),
-    Gap("subspace", 32.0, 6.88, 4.19, 1, "own: subspace 32x"),
-    Gap("subspace", 7.9, 2.64, 0.52, 1, "convergence: subspace 8x"),
-    Gap("lowrank", 8.0, 3.74, 0.52, 1, "convergence: lowrank 8x"),
-    Gap("lowrank", 32.0, 5.01, 0.52, 1, "convergence: lowrank 32x"),
-    Gap("topk", 8.1, 4.84, 0.52, 1, "convergence: topk 8x"),
-    Gap("topk", 31.2, 7.37, 0.52, 1, "convergence: topk 32x"),
-    Gap("quantise", 3.7, 0.36, 0.52, 1, "convergence: quantise 4 bit"),
-    Gap("quantise", 1.9, -0.16, 0.52, 1, "convergence: quantise 8 bit"),
+    Gap("keel", 16.0, -0.19, 4.19, 3, "int4", "own: keel 16x"),
+    Gap("keel", 32.0, 0.58, 4.19, 3, "int4", "own: keel 32x"),
+    Gap("bottleneck", 32.0, 5.60, 4.19, 1, "int4", "own: bottleneck 32x"),
+    Gap("subspace", 32.0, 6.88, 4.19, 1, "int4", "own: subspace 32x"),
+    Gap("subspace", 7.9, 2.64, 0.52, 1, "bf16", "convergence: subspace 8x"),
+    Gap("lowrank", 8.0, 3.74, 0.52, 1, "bf16", "convergence: lowrank 8x"),
+    Gap("lowrank", 32.0, 5.01, 0.52, 1, "bf16", "convergence: lowrank 32x"),
+    Gap("topk", 8.1, 4.84, 0.52, 1, "bf16", "convergence: topk 8x"),
+    Gap("topk", 31.2, 7.37, 0.52, 1, "bf16", "convergence: topk 32x"),
+    Gap("quantise", 3.7, 0.36, 0.52, 1, "4 bits", "convergence: quantise 4 bit"),
+    Gap("quantise", 1.9, -0.16, 0.52, 1, "8 bits", "convergence: quantise 8 bit"),
 )
 
 
@@ -71,5 +73,5 @@ def say_gap(model: ModelConfig, boundary: BoundarySection, times_fewer: float) -
     seeds = "one seed" if gap.seeds == 1 else f"{gap.seeds} seeds"
     return (
         f"{gap.percent:+.1f} % validation loss against dense, measured for {kind} at {gap.times_fewer:g} times fewer "
-        f"bytes, d = 256, four segments, {gap.million_tokens:g} M tokens, {seeds}"
+        f"bytes in {gap.sent}, d = 256, four segments, {gap.million_tokens:g} M tokens, {seeds}"
     )

@@ -116,7 +116,8 @@ def _sentences(plan: Draft, cost: Bill) -> list[Text]:
             f"{say_gap(plan.model, plan.config.boundary, plan.times_fewer_bytes)}"
         )
         lines.append(f"machines wait for {plan.timeline.bubble:.0%} of their time")
-    money = "" if cost.money is None else f", {cost.money:,.2f} {plan.machines.currency}"
+    paid = f"{cost.money or 0:,.2f} {plan.machines.currency} for those that compute"
+    money = "" if cost.money is None else f", {paid}"
     hours = f"{cost.hours:,.1f} hours" if cost.hours < 72 else f"{cost.hours / 24:,.1f} days"
     lines.append(f"{say_count(cost.tokens)} tokens: {hours}{money}")
     return [Text(line) for line in lines]

@@ -5,7 +5,6 @@ climb, which may end on a hill that is not the highest. The cut that is tried ha
 blocks in proportion to what machines can do. Moving cuts changes the model unless nothing is lost at them.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -18,8 +17,8 @@ from thinpipe.plan.machines import Machine, Machines
 from thinpipe.plan.needs import segment_needs
 from thinpipe.train.config import RunConfig
 
-SECONDS = 0.8
-"""Of the processor: then the best so far is taken, and that it may not be the end is said."""
+MOST_PASSES, MOST_DRAFTS = 24_000, 60
+"""Simulated: then the best so far is taken, and that it may not be the end is said. About a second."""
 
 Choice = tuple[RunConfig, ModelConfig]
 
@@ -40,7 +39,8 @@ def search(config: RunConfig, model: ModelConfig, machines: Machines, *, everyon
     at_the_end = False
     while not (at_the_end or climb.is_late):
         before, here = climb.best, climb.best.config if climb.best else config
-        climb.look_at((changed, shape) for changed in _one_change_away(here) for shape in shapes)
+        near = _one_change_away(here, with_hub=machines.hub is not None)
+        climb.look_at((changed, shape) for changed in near for shape in shapes)
         at_the_end = climb.best is before and not climb.is_late
         if climb.best is None:
             break
@@ -58,19 +58,20 @@ class _Climb:
         self.best: Draft | None = None
         self.problem = "nothing fits"
         self.seen: set[Choice] = set()
-        self._started = time.process_time()
+        self._passes = 0
 
     @property
     def is_late(self) -> bool:
-        return time.process_time() - self._started > SECONDS
+        return self._passes > MOST_PASSES or len(self.seen) >= MOST_DRAFTS
 
     def look_at(self, choices: Iterator[Choice]) -> None:
         for choice in choices:
             if choice in self.seen:
                 continue
-            if self.is_late and self.best is not None:
+            if self.is_late:
                 return
             self.seen.add(choice)
+            self._passes += 2 * choice[0].microbatches * len(self.machines.machines)
             try:
                 plan = draft(*choice, self.machines, everyone=self.everyone)
             except UserError as error:
@@ -80,11 +81,14 @@ class _Climb:
                 self.best = plan
 
 
-def _one_change_away(config: RunConfig) -> Iterator[RunConfig]:
+def _one_change_away(config: RunConfig, *, with_hub: bool) -> Iterator[RunConfig]:
+    """A hub gives each machine one stage."""
     section, size = config.parallelism, config.microbatch_size
     extra = section.pipeline_parallel_extra_microbatches
     for schedule, layout in LAYOUTS.items():
-        for more in {0, max(0, extra - 1), extra, extra + 1, 2 * extra} if layout.takes_extra else {0}:
+        if with_hub and layout.stages_per_process != 1:
+            continue
+        for more in sorted({0, max(0, extra - 1), extra, extra + 1, 2 * extra}) if layout.takes_extra else (0,):
             for new_size in (size, 2 * size, size // 2):
                 try:
                     yield replace(
