@@ -46,7 +46,8 @@ def _size_findings(config: RunConfig) -> list[Finding]:
 
 def _metrics(config: RunConfig) -> list[Finding]:
     """Nothing where the run asks for no page and no sink."""
-    asked = [name for name in _SHOWN_BY_EXTRAS if getattr(config.metrics, name) not in (None, False)]
+    values = {name: getattr(config.metrics, name) for name in _SHOWN_BY_EXTRAS}
+    asked = [name for name, value in values.items() if value is not None and value is not False]  # port 0 is one
     missing = missing_extras(asked)
     if not missing:
         return [ok("metrics", ", ".join(asked))] if asked else []
