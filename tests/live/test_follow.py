@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from tests.live.told import started, step
-from thinpipe.core.errors import UserError
 from thinpipe.core.events import EventLog
 from thinpipe.core.tail import Tail
 from thinpipe.live.follow import Following
@@ -73,10 +72,14 @@ def test_a_run_begun_anew_is_another_story(tmp_path, anew):
     assert len(following.story.picture().curve) == following.story.picture().step
 
 
-def test_a_log_of_another_version_is_refused_in_words(tmp_path):
-    (tmp_path / "events.jsonl").write_text('{"event": "sung", "step": 1}\n')
-    with pytest.raises(UserError, match="another version of thinpipe"):
-        Following(tmp_path).look()
+def test_lines_of_another_version_are_left_out_and_counted(tmp_path):
+    path, following = tmp_path / "events.jsonl", Following(tmp_path)
+    path.write_bytes(b'{"event": "sung", "step": 1}\n' + msgspec.json.encode(step(1)) + b"\n")
+    assert following.look() == [step(1)]
+    assert following.unknown == 1
+    path.write_bytes(msgspec.json.encode(step(2)) + b"\n")  # begun anew
+    assert following.look() == [step(2)]
+    assert following.unknown == 0
 
 
 def test_a_tail_begins_at_the_end_unless_all_is_wanted(tmp_path):

@@ -12,7 +12,9 @@ import pytest
 from tests.live.told import peers, started, step
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Assembled, EventLog
-from thinpipe.live.serving import serving
+from thinpipe.live.follow import Following
+from thinpipe.live.page import Page
+from thinpipe.live.serving import serve_until_stopped, serving
 
 pytestmark = pytest.mark.timeout(200)
 PATIENCE = httpx.Timeout(120.0)
@@ -54,6 +56,34 @@ def test_another_sites_name_for_this_machine_is_refused(tmp_path):
     with serving(tmp_path) as address:
         assert httpx.get(address, headers={"Host": "evil.example"}, timeout=PATIENCE).status_code == 400
         assert httpx.get(address, headers={"Host": "localhost:1"}, timeout=PATIENCE).status_code == 200
+
+
+def test_served_to_all_it_is_read_by_addresses_and_names_of_this_machine_alone(tmp_path):
+    own = ["192.0.2.7:80", "[2001:db8::1]:8080", "[::1]", "LOCALHOST", f"{socket.gethostname()}:8080"]
+    others = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "[evil.example]", ""]
+    with serving(tmp_path, host="0.0.0.0") as address:
+        url = address.replace("0.0.0.0", "127.0.0.1")
+        for codes, hosts in ((200, own), (400, others)):
+            found = {host: httpx.get(url, headers={"Host": host}, timeout=PATIENCE).status_code for host in hosts}
+            assert found == dict.fromkeys(hosts, codes)
+
+
+def test_a_look_that_goes_wrong_is_said_once_and_the_next_may_go_well(tmp_path, capsys):
+    log = tmp_path / "events.jsonl"
+    log.mkdir()  # opening it fails
+    page = Page(Following(tmp_path))
+    assert [page._read(), page._read()] == [False, False]
+    assert capsys.readouterr().err.count("the page could not read the log") == 1
+    log.rmdir()
+    with EventLog(log) as written:
+        written.write(step(1))
+    assert page._read()
+
+
+def test_a_server_that_ends_by_itself_is_an_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_: None)
+    assert serve_until_stopped(tmp_path, "127.0.0.1", 0) == 1
+    assert "the page of" in capsys.readouterr().out
 
 
 def test_the_page_ends_while_somebody_looks(tmp_path):

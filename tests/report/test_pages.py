@@ -144,6 +144,15 @@ def test_logs_of_other_versions_are_read_as_far_as_they_go(tmp_path):
     assert "nothing crossed a line" in text
 
 
+@pytest.mark.parametrize(
+    "config", ["not [ TOML", "training = 1\nmodel = 2", "[model]\npreset = [1]\ndim = 'x'\nneck = 3\nsubspace = 'y'"]
+)
+def test_settings_that_a_peer_made_up_are_read_as_far_as_they_go(tmp_path, config):
+    folder = write(tmp_path / "run", started(config=config), *(step(number, processes=2) for number in (1, 2)))
+    _, reader, _ = report(folder)
+    assert config.split()[0] in "".join(reader.text)
+
+
 def test_runs_beside_each_other_show_what_the_difference_costs(many, tmp_path, capsys):
     other = write(tmp_path / "dense", started(), *(step(number) for number in range(1, 5)), validated(4, 3.0))
     _, reader, markdown = report(many, "--against", other)

@@ -1,3 +1,5 @@
+import errno
+import os
 import subprocess
 import sys
 
@@ -44,3 +46,22 @@ def test_one_that_is_let_go_soon_is_waited_for(tmp_path, monkeypatch):
     held = FolderLock(tmp_path)
     monkeypatch.setattr(lock.time, "sleep", lambda _: held.release())
     FolderLock(tmp_path).release()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="flock is POSIX's")
+def test_a_file_system_without_locks_is_not_in_use(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOLCK)):
+        FolderLock(tmp_path)
+
+
+def test_a_lock_that_may_not_be_opened_is_said(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(lock.os, "open", refuse)  # root may open anything
+    with pytest.raises(UserError, match="lock may not be opened: choose another folder"):
+        FolderLock(tmp_path)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import sys
 import threading
 from dataclasses import replace
 
@@ -78,6 +79,16 @@ def test_other_tokens_than_the_checkpoint_was_trained_on(run_config, examine, to
         writer.finish()
     other = replace(run_config, data=replace(run_config.data, path=tmp_path / "others"))
     assert "other tokens" in examine(config=other)["data"]["text"]
+
+
+def test_metrics_whose_extra_is_not_there(run_config, examine, monkeypatch):
+    asked = replace(run_config, metrics=replace(run_config.metrics, dashboard=0, prometheus=0, tensorboard=True))
+    assert examine(config=asked)["metrics"]["text"] == "dashboard, prometheus, tensorboard"
+    for module in ("uvicorn", "prometheus_client"):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    found = examine(config=asked)["metrics"]
+    assert (found["state"], "tensorboard" in found["text"]) == ("problem", False)
+    assert 'pip install "thinpipe[dashboard,prometheus]"' in found["fix"]
 
 
 def test_a_disk_without_room_and_a_folder_that_cannot_be(run_config, examine):

@@ -61,7 +61,7 @@ def _widths(run: Path, summary: Summary) -> tuple[int | None, int | None, bool]:
     """The model's, that of what crosses its boundaries, and whether a neck makes it so: from the settings, or from a
     checkpoint where the model came from elsewhere. None where neither says it."""
     settings = settings_of(summary).get("model", {})
-    preset = PRESETS.get(settings.get("preset", ""))
+    preset = PRESETS.get(str(settings.get("preset", "")))
     dim = settings.get("dim", preset.dim if preset else None)
     if "initial" in settings:
         manifests = sorted(run.glob("checkpoints/step-*/manifest.json"))
@@ -69,6 +69,11 @@ def _widths(run: Path, summary: Summary) -> tuple[int | None, int | None, bool]:
             return None, None, False
         settings = msgspec.json.decode(manifests[-1].read_bytes(), type=_Manifest).model
         dim = settings.get("dim")
-    parts = [settings.get(part) or {} for part in ("neck", "subspace")]
+    found = [settings.get(part) for part in ("neck", "subspace")]
+    parts = [part if isinstance(part, dict) else {} for part in found]  # the text may be a peer's
     width = next((part["width"] for part in parts if part.get("width")), dim)
-    return dim, width, bool(parts[0].get("width"))
+    return _whole(dim), _whole(width), bool(parts[0].get("width"))
+
+
+def _whole(found: object) -> int | None:
+    return found if isinstance(found, int) else None

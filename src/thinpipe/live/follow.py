@@ -4,7 +4,6 @@ from pathlib import Path
 
 import msgspec
 
-from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent
 from thinpipe.core.tail import Tail
 from thinpipe.live.state import Story
@@ -20,12 +19,15 @@ class Following:
         self.path, self._run = folder / "events.jsonl", folder.resolve().name
         self.story = Story(self._run)
         self._tail = Tail(self.path, whole=True)
+        self.unknown = 0
+        """Lines that this version does not know."""
 
     def look(self) -> list[AnyEvent]:
-        """What is new; a line that a crash cut short is passed over."""
-        events = [event for line in self._tail.lines() if (event := self._read(line)) is not None]
+        """What is new; lines that a crash cut short, or that another version wrote, are passed over."""
+        lines = self._tail.lines()
         if self._tail.restarted:
-            self.story = Story(self._run)
+            self.story, self.unknown = Story(self._run), 0
+        events = [event for line in lines if (event := self._read(line)) is not None]
         for event in events:
             self.story.tell(event)
         return events
@@ -33,7 +35,8 @@ class Following:
     def _read(self, line: bytes) -> AnyEvent | None:
         try:
             return _EVENTS.decode(line)
-        except msgspec.ValidationError as error:
-            raise UserError(f"{self.path} was written by another version of thinpipe: {error}") from None
+        except msgspec.ValidationError:
+            self.unknown += 1
+            return None
         except msgspec.DecodeError:
             return None

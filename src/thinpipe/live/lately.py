@@ -6,9 +6,9 @@ from statistics import fmean
 
 from thinpipe.core.events import LinkUse, Step
 from thinpipe.live.picture import Crossing
+from thinpipe.report.traffic import traffic_of
 
 _STEPS = 20
-_BF16_NBYTES = 2
 
 
 class Lately:
@@ -52,11 +52,10 @@ class Lately:
 
     def compression(self, dim: int) -> float | None:
         """Against `dim` numbers a token in bfloat16 over the same boundaries, states and gradients."""
-        sent = sum(link.nbytes for step in self._steps for link in step.links)
-        dense = sum(
-            len(step.links) * step.tokens_per_second * step.seconds * dim * _BF16_NBYTES for step in self._steps
-        )
-        return dense / sent if sent and dense else None
+        if not self._steps:
+            return None
+        traffic = traffic_of(self._steps, dim=dim, tokens_per_step=self._tokens / len(self._steps))
+        return traffic.ratio if traffic.sent_nbytes and traffic.dense_nbytes else None
 
     @property
     def crossings(self) -> list[Crossing]:

@@ -8,19 +8,20 @@ import base64
 import contextlib
 import hashlib
 import re
+import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection
 from importlib.resources import files
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from thinpipe.live.follow import LOOK_SECONDS, Following
+from thinpipe.live.own_names import OwnNames
 from thinpipe.live.picture import Picture
 
 _STILL_HERE_SECONDS = 15.0
@@ -41,11 +42,12 @@ class Page:
         self._html = (files("thinpipe.live") / "page.html").read_text(encoding="utf-8")
         self._headers = {**_SECRECY, "Content-Security-Policy": _policy(self._html)}
         self._version, self._changed = 0, asyncio.Condition()
+        self._trouble = ""
 
-    def application(self, hosts: Sequence[str] = ("*",)) -> Starlette:
-        """`hosts`: names that a browser may ask for; another site's name that leads here is none of them."""
+    def application(self, names: Collection[str]) -> Starlette:
+        """`names`: of this machine, by which a browser may ask; another site's name that leads here is none of them."""
         routes = [Route("/", self._page), Route("/events", self._events), Route("/picture.json", self._now)]
-        guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+        guard = Middleware(OwnNames, names=names)
         return Starlette(routes=routes, middleware=[guard], lifespan=self._looking)
 
     @contextlib.asynccontextmanager
@@ -58,11 +60,24 @@ class Page:
 
     async def _look(self) -> None:
         while True:
-            if self._following.look():
+            if self._read():
                 async with self._changed:
                     self._version += 1
                     self._changed.notify_all()
             await asyncio.sleep(LOOK_SECONDS)
+
+    def _read(self) -> bool:
+        """Whether there is news. What goes wrong is said once; the next look may go well."""
+        try:
+            news = bool(self._following.look())
+        except Exception as error:
+            trouble = f"{type(error).__name__}: {error}"
+            if trouble != self._trouble:
+                print(f"thinpipe: the page could not read the log: {trouble}", file=sys.stderr)
+            self._trouble = trouble
+            return False
+        self._trouble = ""
+        return news
 
     def _shown(self) -> bytes:
         return msgspec.json.encode(Shown(time.time(), self._following.story.picture()))

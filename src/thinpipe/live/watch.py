@@ -24,6 +24,8 @@ def run(config: WatchConfig) -> int:
             raise UserError(f"{following.path} does not exist: name the dump_folder of a run")
         following.look()
         console.print(render(following.story.picture(), time.time(), width=console.width))
+        if following.unknown:
+            console.print(f"{following.unknown} line(s) of the log are of another version of thinpipe, and left out")
         return 0
     return _live(console, following)
 

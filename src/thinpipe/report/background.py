@@ -32,8 +32,14 @@ class Background:
 
 
 def settings_of(summary: Summary) -> dict[str, Any]:
-    """Of the last start; nothing where the log has none."""
-    return tomllib.loads(summary.starts[-1].config) if summary.starts else {}
+    """The sections of the last start; nothing where the log has none that can be read."""
+    if not summary.starts:
+        return {}
+    try:
+        settings = tomllib.loads(summary.starts[-1].config)
+    except tomllib.TOMLDecodeError:  # a peer's text
+        return {}
+    return {name: section for name, section in settings.items() if isinstance(section, dict)}
 
 
 def own_settings(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[list[str]]:

@@ -56,7 +56,11 @@ class Broker:
     def __enter__(self) -> Self:
         executable = find_server(self._executable)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = FolderLock(self.folder)
+        try:
+            self._lock = FolderLock(self.folder)
+        except OSError as error:  # a store that two servers write to is lost, so a hub needs it
+            text = f"{self.folder} cannot be locked ({error.strerror}): choose a folder on another file system"
+            raise UserError(text) from None
         try:
             remove_partial_files(self.folder)
             self._certificate = certificate_in(self.folder)

@@ -11,7 +11,6 @@ import msgspec
 from nats.errors import Error as NatsError
 
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import TrainingEvent
 from thinpipe.swarm.broker import Broker, BrokerError
 from thinpipe.swarm.broker_config import HUB
 from thinpipe.swarm.departures import Departures
@@ -39,6 +38,7 @@ from thinpipe.swarm.messages import (
 from thinpipe.swarm.reading import read, say
 from thinpipe.swarm.services import Service, serve
 from thinpipe.swarm.status import PeerStatus, Status
+from thinpipe.swarm.told_events import read_told
 from thinpipe.swarm.vote_service import SERVICE as VOTE
 from thinpipe.transport.nats.dial import connect
 from thinpipe.transport.nats.progress import BEATS
@@ -47,8 +47,7 @@ from thinpipe.transport.nats.requests import SERVICE as STORE
 _LATE_SECONDS = 2.0
 _FAREWELL_SECONDS = 15.0
 """For peers to hear that the run has ended."""
-_MOST_EVENT_NBYTES, _MOST_LINE = 256 << 10, 5000
-_EVENTS: msgspec.json.Decoder[TrainingEvent] = msgspec.json.Decoder(TrainingEvent)
+_MOST_LINE = 5000
 
 Request = TypeVar("Request", bound=msgspec.Struct)
 
@@ -217,9 +216,7 @@ class Hub:
         told, latest = _decode(data, EventTold), self.roster.latest
         if told is None or latest is None or (told.epoch, peer) != (latest.number, latest.names[0]):
             return
-        if len(told.event) > _MOST_EVENT_NBYTES or b"\\u00" in told.event:  # so JSON writes what could move a cursor
-            return
-        event = read(_EVENTS, told.event)
+        event = read_told(told.event)
         if event is not None:
             self.hosted.heard(event)
 

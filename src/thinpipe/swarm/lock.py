@@ -5,6 +5,7 @@ The lock is of the open file, not of the process: on POSIX the server inherits i
 server is gone too, whatever became of the program that started it.
 """
 
+import errno
 import os
 import sys
 import time
@@ -21,15 +22,22 @@ _WAIT_SECONDS = 8.0
 """For the server of a program that was killed a moment ago: more than its keeper gives it to end."""
 
 
+_IN_USE = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 _HUB = "another hub, or by a server one has left behind: stop that one first, or choose another folder"
 
 
 class FolderLock:
     """Held from `__init__` to `release`, or to the end of the process, whatever ends it. `in_use_by` is what the user
-    is told who is second: whom he has to stop."""
+    is told who is second: whom he has to stop. Raises OSError where files cannot be locked."""
 
     def __init__(self, folder: Path, in_use_by: str = _HUB) -> None:
-        self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        path = folder / "lock"
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except PermissionError:
+            raise UserError(
+                f"{path} may not be opened: choose another folder, or let the owner of this one change its permissions"
+            ) from None
         try:
             self._wait(f"{folder} is in use by {in_use_by}")
         except BaseException:
@@ -58,6 +66,8 @@ class FolderLock:
                 msvcrt.locking(self._file, msvcrt.LK_NBLCK, 1)
             else:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
+            if error.errno not in _IN_USE:
+                raise
             return False
         return True

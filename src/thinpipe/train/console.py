@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from thinpipe.core.event_words import describe
-from thinpipe.core.events import AnyEvent, HubEvent, SaveFailed, Started, Step
+from thinpipe.core.events import AnyEvent, HubEvent, Started, Step
 from thinpipe.live.serving import serving
 from thinpipe.live.sinks import Sink, SinkSettings, open_sinks
 from thinpipe.live.table import Table
@@ -72,18 +72,29 @@ class Bar:
 class WithSinks:
     """A display, and whoever else is told. A sink that fails is told no more: that is no reason to stop computing."""
 
-    def __init__(self, display: Display, sinks: Sequence[Sink]) -> None:
-        self._display, self._sinks = display, list(sinks)
+    def __init__(self, display: Display, sinks: Sequence[Sink], console: Console) -> None:
+        self._display, self._sinks, self._console = display, list(sinks), console
 
     def show(self, event: AnyEvent) -> None:
         self._display.show(event)
         for sink in list(self._sinks):
             try:
                 sink.tell(event)
-            except OSError as error:
+            except Exception as error:  # of other people's code
                 self._sinks.remove(sink)
-                name = type(sink).__name__
-                self._display.show(SaveFailed(step=event.step, reason=f"{name} is told no more: {error}"))
+                _complain(self._console, sink, "is told no more", error)
+
+
+def _close(sink: Sink, console: Console) -> None:
+    try:
+        sink.close()
+    except Exception as error:  # as above
+        _complain(console, sink, "was not closed", error)
+
+
+def _complain(console: Console, sink: Sink, what: str, error: Exception) -> None:
+    text = f"{type(sink).__name__} {what}, the run goes on: {type(error).__name__}: {error}"
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager
@@ -100,11 +111,11 @@ def open_display(config: RunConfig, *, leads: bool = True) -> Iterator[Display]:
                 folder=folder, prometheus=metrics.prometheus, tensorboard=metrics.tensorboard, wandb=metrics.wandb
             )
             for sink in open_sinks(asked):
-                stack.callback(sink.close)
+                stack.callback(_close, sink, console)
                 sinks.append(sink)
         if not console.is_terminal:
-            yield WithSinks(Lines(console, log_freq=metrics.log_freq), sinks)
+            yield WithSinks(Lines(console, log_freq=metrics.log_freq), sinks, console)
         elif metrics.live and leads:
-            yield WithSinks(stack.enter_context(Table(console, folder)), sinks)
+            yield WithSinks(stack.enter_context(Table(console, folder)), sinks, console)
         else:
-            yield WithSinks(stack.enter_context(Bar(console, total_steps=config.training.steps)), sinks)
+            yield WithSinks(stack.enter_context(Bar(console, total_steps=config.training.steps)), sinks, console)

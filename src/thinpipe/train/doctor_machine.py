@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Iterable
 from importlib.util import find_spec
 
 from thinpipe.core.code import KNOWN_TORCH
@@ -16,6 +17,10 @@ _EXTRAS = {
     "swarm": ("nats", "nkeys", "cryptography"),
     "hf": ("transformers", "datasets"),
     "parquet": ("pyarrow",),
+    "dashboard": ("starlette", "uvicorn"),
+    "prometheus": ("prometheus_client",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
 }
 """What each one brings; see pyproject.toml."""
 
@@ -23,6 +28,10 @@ _EXTRAS = {
 def machine_findings(*, swarm: bool, host: bool, device: str) -> list[Finding]:
     """`swarm`: a hub is to be dialled; `host`: or started."""
     return [_python(), _torch(), _devices(device), _threads(), _extras(needed=swarm or host), *_server(host)]
+
+
+def missing_extras(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not all(map(find_spec, _EXTRAS[name]))]
 
 
 def _python() -> Finding:
@@ -77,7 +86,7 @@ def _threads() -> Finding:
 
 
 def _extras(*, needed: bool) -> Finding:
-    missing = [name for name, modules in _EXTRAS.items() if not all(map(find_spec, modules))]
+    missing = missing_extras(_EXTRAS)
     there = [name for name in _EXTRAS if name not in missing]
     text = f"installed: {', '.join(there) or 'none'}; not: {', '.join(missing) or 'none'}"
     if needed and "swarm" in missing:

@@ -12,18 +12,27 @@ import torch
 from thinpipe.checkpoint import CheckpointFolder, find_checkpoint, model_config_of
 from thinpipe.core.config import from_table
 from thinpipe.core.errors import UserError
+from thinpipe.core.extras import how_to_install
 from thinpipe.core.units import format_bytes
 from thinpipe.models import ModelConfig
 from thinpipe.train.config import RunConfig
 from thinpipe.train.costs import segment_needs, segment_state_nbytes, shared_nbytes
+from thinpipe.train.doctor_machine import missing_extras
 from thinpipe.train.engine import choose_device
 from thinpipe.train.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.train.hub_config import HubConfig
 from thinpipe.train.machine import usable_nbytes
 from thinpipe.train.tokens import DataFacts, LocalTokens
 
+_SHOWN_BY_EXTRAS = ("dashboard", "prometheus", "tensorboard", "wandb")
+"""Settings of `metrics` that need an extra of the same name."""
+
 
 def run_findings(config: RunConfig) -> list[Finding]:
+    return [*_size_findings(config), *_metrics(config)]
+
+
+def _size_findings(config: RunConfig) -> list[Finding]:
     data, facts = _data(config)
     try:
         model = _model(config, facts)
@@ -33,6 +42,18 @@ def run_findings(config: RunConfig) -> list[Finding]:
         why = "how large the model is, only its tokens say"
         return [data, _disk(config, None), not_checked("memory", why)]
     return [data, _disk(config, model), _memory(config, model)]
+
+
+def _metrics(config: RunConfig) -> list[Finding]:
+    """Nothing where the run asks for no page and no sink."""
+    values = {name: getattr(config.metrics, name) for name in _SHOWN_BY_EXTRAS}
+    asked = [name for name, value in values.items() if value is not None and value is not False]  # port 0 is one
+    missing = missing_extras(asked)
+    if not missing:
+        return [ok("metrics", ", ".join(asked))] if asked else []
+    settings = " and ".join(f"metrics.{name}" for name in missing)
+    fix = f"Leave {settings} out, or run {how_to_install(','.join(missing))}."
+    return [problem("metrics", f"{settings} is set, and what it needs is not installed", fix)]
 
 
 def _data(config: RunConfig) -> tuple[Finding, DataFacts | None]:

@@ -34,6 +34,8 @@ from thinpipe.train.faults import Fault, find_fault
 from thinpipe.transport.star import Exchange, exchange_of
 
 Ids = npt.NDArray[np.int64]
+_MOST_TOLD = 2.0**63
+"""More is no number of bytes, and a log cannot hold it."""
 
 
 @dataclass(frozen=True)
@@ -206,17 +208,19 @@ class Engine:
         norms = dict(zip(self.names, islice(shared, len(self.names)), strict=True))
         total_loss, stops = next(shared), next(shared)
         bad = [dict(zip(ends, islice(shared, len(ends)), strict=True)) for _ in range(2)]
-        nbytes, waits = list(islice(shared, len(ends))), list(islice(shared, len(ends)))
-        took, idle = list(islice(shared, self.exchange.size)), list(islice(shared, self.exchange.size))
-        memory = [int(nbytes) for nbytes in islice(shared, self.exchange.size)]
+        told = map(_credible, shared)
+        nbytes, waits = list(islice(told, len(ends))), list(islice(told, len(ends)))
+        took, idle = list(islice(told, self.exchange.size)), list(islice(told, self.exchange.size))
+        memory = [int(nbytes) for nbytes in islice(told, self.exchange.size)]
         fault = find_fault(bad[0], bad[1], total_loss, norms, homes=self.homes, segments=self.segment_of)
         grad_norm = math.sqrt(math.fsum(norm * norm for norm in norms.values())) if fault is None else math.nan
+        longest = max(took) or math.inf
         links = [
-            LinkUse(boundary=end[0], forward=end[1], nbytes=int(count), waited_s=wait, mbps=count * 8e-6 / max(took))
+            LinkUse(boundary=end[0], forward=end[1], nbytes=int(count), waited_s=wait, mbps=count * 8e-6 / longest)
             for end, count, wait in zip(ends, nbytes, waits, strict=True)
             if count
         ]
-        busy = [1 - wait / whole for wait, whole in zip(idle, took, strict=True)] if links else []
+        busy = [1 - wait / whole if whole else 0.0 for wait, whole in zip(idle, took, strict=True)] if links else []
         return StepOutcome(total_loss, grad_norm, fault, stop=stops > 0, links=links, busy=busy, memory=memory)
 
     def _peak_nbytes(self) -> int:
@@ -331,6 +335,11 @@ def mean_loss(model: Model | nn.Module, batches: Iterable[Ids], device: torch.de
         total += losses.double().sum().item()
         tokens += losses.numel()
     return total / max(1, tokens), tokens
+
+
+def _credible(told: float) -> float:
+    """Of bytes and seconds that other processes told, which nobody checks: what cannot be is 0."""
+    return told if 0 <= told < _MOST_TOLD else 0.0
 
 
 def choose_device(name: str) -> torch.device:

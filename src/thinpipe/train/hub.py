@@ -14,6 +14,7 @@ from rich.console import Console
 from thinpipe.swarm.broker import Broker
 from thinpipe.swarm.epochs import HubSettings
 from thinpipe.swarm.hub import Hub
+from thinpipe.train.alone import alone_in
 from thinpipe.train.console import open_display
 from thinpipe.train.hosting import HostedRun
 from thinpipe.train.hub_config import HubConfig, UpConfig
@@ -22,6 +23,7 @@ from thinpipe.train.stopping import StopRequest
 
 _LEAVE_SECONDS, _LOOK_SECONDS = 20.0, 0.1
 """What the hub's own small files need many times over, and how often it looks whether it is there."""
+_IN_USE_BY = "another hub, or by a `thinpipe train`: stop that one first, or choose another folder"
 Begin = Callable[[Hub], Awaitable[None]]
 
 
@@ -64,6 +66,7 @@ def _host(config: HubConfig, console: Console, begin: Begin) -> int:
     section, folder = config.hub, config.job.dump_folder
     wait_for_room(folder, console.print, who="the hub")
     with (
+        alone_in(folder, _IN_USE_BY),
         Broker(folder / "hub", host=section.host, port=section.port, executable=section.server) as broker,
         open_display(config) as display,
         contextlib.closing(HostedRun(config.as_run(), display, everyone=section.everyone)) as hosted,

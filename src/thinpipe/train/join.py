@@ -26,7 +26,6 @@ from thinpipe.swarm.file_transfer import push
 from thinpipe.swarm.identity import Identity, accept_invite, load_identity
 from thinpipe.swarm.invite import Invite
 from thinpipe.swarm.line_test import measure_latency, measure_rates
-from thinpipe.swarm.lock import FolderLock
 from thinpipe.swarm.messages import (
     MOST_WORDS,
     Accusation,
@@ -42,6 +41,7 @@ from thinpipe.swarm.messages import (
 )
 from thinpipe.swarm.reports import MachineReport
 from thinpipe.swarm.settings import JoinConfig
+from thinpipe.train.alone import alone_in
 from thinpipe.train.config import DataSection, JobSection, RunConfig
 from thinpipe.train.faults import PoisonedError
 from thinpipe.train.hub_supplies import HubSupplies
@@ -74,12 +74,9 @@ def run(config: JoinConfig) -> int:
     COME_BACK when its owner has stopped it."""
     identity, folder = _who_we_are(config)
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    lock = FolderLock(folder, in_use_by=_IN_USE_BY)
-    try:
+    with alone_in(folder, _IN_USE_BY):
         console.print(f"you are {identity.name} in run {identity.run}; Ctrl+C leaves it")
         return _take_part(PeerProgram(identity, folder, config, console))
-    finally:
-        lock.release()
 
 
 def _take_part(program: "PeerProgram") -> int:

@@ -24,6 +24,7 @@ from thinpipe.core.config import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
 from thinpipe.swarm.lock import FolderLock
+from thinpipe.train.alone import alone_in
 from thinpipe.train.config import RunConfig
 from thinpipe.train.loop import Trainer
 from thinpipe.train.stopping import SIGNALS
@@ -34,8 +35,8 @@ _ERROR_FILE = "THINPIPE_ERROR_FILE"
 _GRACE_SECONDS = 10.0
 """For the other processes to notice that one is gone."""
 _IN_USE_BY = (
-    "another `thinpipe train`, and two would write over each other's checkpoints: wait for it or stop it (Ctrl+C), or "
-    "give this run a folder of its own with --job.dump-folder"
+    "another `thinpipe train` or a hub, and two would write over each other's checkpoints: wait for it or stop it "
+    "(Ctrl+C), or give this run a folder of its own with --job.dump-folder"
 )
 
 
@@ -69,12 +70,8 @@ def _only_one(folder: Path) -> Iterator[FolderLock | None]:
     if _ERROR_FILE in os.environ or os.environ.get("RANK", "0") != "0":
         yield None
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FolderLock(folder, in_use_by=_IN_USE_BY)
-    try:
+    with alone_in(folder, _IN_USE_BY) as lock:
         yield lock
-    finally:
-        lock.release()
 
 
 def _train(config: RunConfig, *, in_group: bool) -> int:

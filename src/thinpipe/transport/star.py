@@ -108,7 +108,7 @@ class Star:
 
     def spread(self, data: bytes, source: int = 0) -> bytes:
         (length,) = self.sum([float(len(data)) if self.rank == source else 0.0])
-        if length > MOST_BYTES:
+        if not 0 <= length <= MOST_BYTES:  # nor NaN
             raise ConnectionError(f"process {source} offers {length:.0f} bytes, more than the {MOST_BYTES} allowed")
         buffer = _tensor_of(data) if self.rank == source else torch.empty(int(length), dtype=torch.uint8)
         if length:
@@ -118,9 +118,10 @@ class Star:
     def gather(self, data: bytes) -> list[bytes]:
         if len(data) > MOST_BYTES:
             raise ConnectionError(f"{len(data)} bytes are more than the {MOST_BYTES} allowed")
-        lengths = [int(n) for n in self.sum([float(len(data)) if r == self.rank else 0.0 for r in range(self.size)])]
-        if sum(lengths) > MOST_BYTES:
-            raise ConnectionError(f"the processes offer {sum(lengths)} bytes, more than the {MOST_BYTES} allowed")
+        told = self.sum([float(len(data)) if rank == self.rank else 0.0 for rank in range(self.size)])
+        if not all(0 <= length <= MOST_BYTES for length in told) or sum(told) > MOST_BYTES:  # nor NaN
+            raise ConnectionError(f"the processes offer {sum(told):.0f} bytes, more than the {MOST_BYTES} allowed")
+        lengths = list(map(int, told))
         joined = b""
         if self.rank == self.centre:
             parts = [torch.empty(length, dtype=torch.uint8) for length in lengths]
