@@ -106,7 +106,7 @@ def config_of(setting: Setting, data: Path, folder: Path, *, steps: int) -> RunC
             subspace=SubspaceConfig() if setting.width is None else SubspaceConfig(width=setting.width),
         ),
         data=DataSection(path=data),
-        training=TrainingSection(steps=steps, global_batch_size=32, seq_len=128),
+        training=TrainingSection(steps=steps, global_batch_size=16, seq_len=128),
         parallelism=ParallelismSection(
             pipeline_parallel_degree=setting.stages,
             pipeline_parallel_schedule=setting.schedule,  # type: ignore[arg-type]
@@ -222,7 +222,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder made by `thinpipe tokenize`")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/plan_reality"))
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--cores", type=float, default=float(os.cpu_count() or 1))
     options = parser.parse_args()
