@@ -2,7 +2,8 @@
 
     python -m benchmarks.plan_reality --data TOKENS --output benchmarks/results/plan_reality [--repeats 2]
 
-Speed and overhead of the machine are taken from a thirteenth run (two processes, no line); nothing else is fitted.
+The machine's speed and what a pass costs beside its operations are taken from two more runs without a line, of two and
+of eight processes; nothing else is fitted.
 Every run is `thinpipe train` in as many processes as it has stages, each behind an emulated line. Stop it at any time:
 runs that are done are not repeated. Needs a machine of its own.
 """
@@ -18,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import msgspec
+import psutil  # type: ignore[import-untyped]
 
 from thinpipe.bench.provenance import versions
 from thinpipe.boundary.settings import BoundarySection
@@ -60,7 +62,7 @@ class Setting:
         return f"{self.stages} stages, {kind}, {line}, {self.schedule}"
 
 
-CALIBRATION = Setting(2, None, None, 0, "GPipe")
+CALIBRATIONS = (Setting(2, None, None, 0, "GPipe"), Setting(8, None, None, 0, "GPipe"))
 SETTINGS = (
     Setting(2, None, 5, 0, "GPipe"),
     Setting(2, None, 80, 40, "1F1B"),
@@ -84,10 +86,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Peak of each process."""
     link_nbytes: list[int]
     """Payload of a step over each boundary and direction."""
+    stolen: float
+    """The share of the processors that the host gave to others meanwhile. Times of runs with much of it say little."""
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     flops: float
+    pass_s: float = 0.0
     overhead_nbytes: int
 
 
@@ -122,6 +127,7 @@ def config_of(setting: Setting, data: Path, folder: Path, *, steps: int) -> RunC
 
 def measure(config: RunConfig) -> Measured:
     """One real run."""
+    before = psutil.cpu_times()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         settings = Path(place) / "run.toml"
@@ -138,7 +144,15 @@ def measure(config: RunConfig) -> Measured:
         seconds=median(step.seconds for step in steps[WARM_UP:]),
         memory_nbytes=steps[-1].memory,
         link_nbytes=[link.nbytes for link in steps[-1].links],
+        stolen=_stolen_since(before),
     )
+
+
+def _stolen_since(before: Any) -> float:
+    """0 where the system does not tell."""
+    after = psutil.cpu_times()
+    passed = sum(after) - sum(before)
+    return (getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)) / passed if passed else 0.0
 
 
 def predict(config: RunConfig, calibration: Calibration, *, cores: float) -> Draft:
@@ -153,6 +167,7 @@ def predict(config: RunConfig, calibration: Calibration, *, cores: float) -> Dra
             latency_s=config.link.latency_s,
             host="here",
             cores=cores,
+            pass_s=calibration.pass_s,
             overhead_nbytes=calibration.overhead_nbytes,
         )
         for index in range(config.parallelism.pipeline_parallel_degree)
@@ -161,11 +176,48 @@ def predict(config: RunConfig, calibration: Calibration, *, cores: float) -> Dra
     return draft(config, model, Machines(machines=machines))
 
 
-def calibrate(config: RunConfig, measured: Measured, *, cores: float) -> Calibration:
-    """Without lines the time of a step is inversely proportional to the processors' speed."""
-    unit = predict(config, Calibration(flops=1e9, overhead_nbytes=0), cores=cores)
-    beside = [there - part.memory.total for there, part in zip(measured.memory_nbytes, unit.parts, strict=True)]
-    return Calibration(flops=1e9 * unit.timeline.seconds / measured.seconds, overhead_nbytes=round(median(beside)))
+def calibrate(few: tuple[RunConfig, Measured], many: tuple[RunConfig, Measured], *, cores: float) -> Calibration:
+    """The speed and the cost of a pass with which two runs without lines take as long as they did.
+
+    Without lines the time of a step is proportional to both together, so that only their ratio has to be looked for.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        ratio = (low + high) / 2
+        flops = _speed(few, ratio, cores)
+        told = predict(many[0], Calibration(flops=flops, pass_s=ratio * _UNIT / flops, overhead_nbytes=0), cores=cores)
+        low, high = (ratio, high) if told.timeline.seconds < many[1].seconds else (low, ratio)
+    flops = _speed(few, low, cores)
+    return Calibration(flops=flops, pass_s=low * _UNIT / flops, overhead_nbytes=overhead_nbytes(*few))
+
+
+def overhead_nbytes(config: RunConfig, measured: Measured) -> int:
+    """Beside all tensors, in a process."""
+    bare = predict(config, Calibration(flops=1e9, overhead_nbytes=0), cores=1.0)
+    return round(
+        median(there - part.memory.total for there, part in zip(measured.memory_nbytes, bare.parts, strict=True))
+    )
+
+
+_UNIT = 1e10
+"""Operations: the ratio of `calibrate` is the cost of a pass in so many."""
+
+
+def _speed(run: tuple[RunConfig, Measured], ratio: float, cores: float) -> float:
+    unit = predict(run[0], Calibration(flops=1e9, pass_s=ratio * _UNIT / 1e9, overhead_nbytes=0), cores=cores)
+    return 1e9 * unit.timeline.seconds / run[1].seconds
+
+
+def calibrate_from(kept: "Kept", data: Path) -> Calibration:
+    """With the middle one of each calibrating setting's runs."""
+    few, many = (
+        (
+            config_of(setting, data, Path("run"), steps=kept.steps),
+            sorted(kept.runs[setting.name], key=lambda run: run.seconds)[len(kept.runs[setting.name]) // 2],
+        )
+        for setting in CALIBRATIONS
+    )
+    return calibrate(few, many, cores=kept.cores)
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,13 +286,14 @@ def main() -> int:
         if (kept.steps, kept.cores) != (options.steps, options.cores):
             parser.error(f"{path} was begun with --steps {kept.steps} --cores {kept.cores:g}: give these, or remove it")
     for repeat in range(options.repeats):
-        for setting in (CALIBRATION, *SETTINGS):
+        for setting in (*CALIBRATIONS, *SETTINGS):
             done = kept.runs.setdefault(setting.name, [])
             if len(done) > repeat:
                 continue
             done.append(measure(config_of(setting, options.data, Path("run"), steps=kept.steps)))
             write_atomically(path, msgspec.json.format(msgspec.json.encode(kept)))
-            print(f"{repeat + 1} of {options.repeats}: {setting.name}: {done[-1].seconds:.2f} s", flush=True)
+            took = f"{done[-1].seconds:.2f} s, {done[-1].stolen:.0%} stolen"
+            print(f"{repeat + 1} of {options.repeats}: {setting.name}: {took}", flush=True)
     from benchmarks.plan_reality_report import report
 
     report(kept, options.data, options.output)

@@ -246,9 +246,10 @@ def _job(
     for stage, segments in enumerate(placement.stages):
         forward = sum(needs[segment].forward_flops_per_token for segment in segments) * tokens
         backward = sum(needs[segment].backward_flops_per_token for segment in segments) * tokens
-        speed = home[stage].flops
+        speed, more = home[stage].flops, home[stage].pass_s
         # Of a backward pass about half is for the input and half for the weights.
-        works.append(StageWork(forward_s=forward / speed, input_s=backward / 2 / speed, weight_s=backward / 2 / speed))
+        half = backward / 2 / speed
+        works.append(StageWork(forward_s=forward / speed + more, input_s=half + more, weight_s=half))
     hosts = sorted({machine.host for machine in chosen if machine.host is not None})
     numbers = {host: index for index, host in enumerate(hosts)}
     alone = len(hosts)

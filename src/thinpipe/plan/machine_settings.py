@@ -22,6 +22,8 @@ class MachineSection:
     """What training reaches, in dense operations of the run's precision; beats what is known of the device."""
     memory: str | None = None
     """That a run may use, for example 24GB. None: that of the device."""
+    pass_overhead: str = "0ms"
+    """What every pass of a micro-batch costs beside its operations, for example 5ms: counts where these are few."""
     overhead: str = "500MB"
     """Of its memory: Python, torch and its libraries."""
     up: str | None = None
@@ -57,7 +59,13 @@ class MachineSection:
         if self.cores is not None and self.host is None:
             raise UserError(f"{self._where}: cores are shared by machines of one host: set host, or leave cores out")
         _check_quantities(
-            self._where, memory=self.memory, overhead=self.overhead, up=self.up, down=self.down, latency=self.latency
+            self._where,
+            memory=self.memory,
+            overhead=self.overhead,
+            pass_overhead=self.pass_overhead,
+            up=self.up,
+            down=self.down,
+            latency=self.latency,
         )
 
     @property
@@ -102,7 +110,12 @@ class MachinesFile:
 
 
 def _check_quantities(where: str, **quantities: str | None) -> None:
-    readers = {"memory": parse_bytes, "overhead": parse_bytes, "latency": parse_duration}
+    readers = {
+        "memory": parse_bytes,
+        "overhead": parse_bytes,
+        "pass_overhead": parse_duration,
+        "latency": parse_duration,
+    }
     for name, text in quantities.items():
         if text is None:
             continue

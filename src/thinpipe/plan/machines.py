@@ -34,6 +34,8 @@ class Machine:
     """Processors of the host; so many of its machines compute at full speed at once."""
     duplex: Duplex = "full"
     latency_per: LatencyPer = "pipelined"
+    pass_s: float = 0.0
+    """What every pass of a micro-batch costs beside its operations: Python, launching kernels, handing over."""
     overhead_nbytes: int = 0
     """Of its memory: Python, torch and its libraries, beside all tensors."""
 
@@ -117,6 +119,7 @@ def _resolve(file: MachinesFile, precision: Precision) -> Machines:
             cores=None if section.host is None else cores.get(section.host),
             duplex=section.duplex or file.duplex,
             latency_per=section.latency_per or file.latency_per,
+            pass_s=parse_duration(section.pass_overhead),
             overhead_nbytes=int(parse_bytes(section.overhead)),
         )
         names = [f"{machine.name}-{n}" for n in range(1, section.count + 1)] if section.count > 1 else [machine.name]
