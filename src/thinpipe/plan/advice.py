@@ -109,12 +109,12 @@ def _settings(config: RunConfig, processes: int) -> Iterator[tuple[str, RunConfi
             pipeline_parallel_schedule="GPipe",
             pipeline_parallel_extra_microbatches=0,
         )
-    batch = replace_batch(config, 2)
+    batch = _larger_batch(config, 2)
     if batch is not None and processes > 1:
         yield f"set training.global_batch_size = {batch.training.global_batch_size} (changes what is trained)", batch
 
 
-def replace_batch(config: RunConfig, times: int) -> RunConfig | None:
+def _larger_batch(config: RunConfig, times: int) -> RunConfig | None:
     training = replace(config.training, global_batch_size=times * config.training.global_batch_size)
     parallelism = replace(config.parallelism, pipeline_parallel_microbatch_size=config.microbatch_size)
     try:

@@ -67,13 +67,12 @@ class Draft:
     @property
     def nbytes_per_token(self) -> float:
         """Over one boundary, both directions, ids counted."""
-        rows = self.config.microbatch_size * self.config.training.seq_len
-        return (self.messages.forward_nbytes + self.messages.backward_nbytes) / rows
+        return (self.messages.forward_nbytes + self.messages.backward_nbytes) / _rows(self.config)
 
     @property
     def times_fewer_bytes(self) -> float:
         """Than dense bf16 both ways, its ids counted."""
-        ids = self.messages.ids_nbytes / (self.config.microbatch_size * self.config.training.seq_len)
+        ids = self.messages.ids_nbytes / _rows(self.config)
         return (4 * self.model.dim + ids) / self.nbytes_per_token if self.nbytes_per_token else 1.0
 
     @cached_property
@@ -81,11 +80,7 @@ class Draft:
         """Of every processor and line, the busiest first."""
         seconds = self.timeline.seconds
         loads = [Load(busy / seconds, process, "processor") for process, busy in enumerate(self.timeline.busy)]
-        for line, busy in self.timeline.line_busy.items():
-            words = line.split()
-            process = None if words[0] == "hub" else int(words[1])
-            direction = next((word for word in words if word in ("up", "down")), "both ways")
-            loads.append(Load(busy / seconds, process, direction))
+        loads += [load_of(line, busy / seconds) for line, busy in self.timeline.line_busy.items()]
         return sorted(loads, key=lambda load: -load.share)
 
     def say(self, load: Load) -> str:
@@ -95,12 +90,16 @@ class Draft:
         return f"the processor of {name}" if load.part == "processor" else f"the line of {name} ({load.part})"
 
 
-def say_line(line: str, names: Sequence[str]) -> str:
-    """A line of the simulation in words: "up 0", "hub down"; "line 0" and "hub" where both directions share one."""
-    if line.startswith("hub"):
-        return f"the hub's line ({line.partition(' ')[2] or 'both ways'})"
-    direction, _, process = line.partition(" ")
-    return f"the line of {names[int(process)]} ({'both ways' if direction == 'line' else direction})"
+def _rows(config: RunConfig) -> int:
+    """Tokens of a micro-batch."""
+    return config.microbatch_size * config.training.seq_len
+
+
+def load_of(line: str, share: float) -> Load:
+    """Of a line of the simulation: "up 0", "hub down"; "line 0" and "hub" where both directions share one."""
+    words = line.split()
+    direction = next((word for word in words if word in ("up", "down")), "both ways")
+    return Load(share, None if words[0] == "hub" else int(words[1]), direction)
 
 
 def draft(
@@ -198,7 +197,7 @@ def _as_the_hub_would(
 ) -> _Seats:
     """With the figures that `train/hosting.py` gives to the same rule."""
     assert machines.hub is not None
-    rows, count = config.microbatch_size * config.training.seq_len, len(needs)
+    rows, count = _rows(config), len(needs)
     schedule = config.parallelism.pipeline_parallel_schedule
     most = config.microbatches if schedule == "1F1B" else None
     wanted = [
@@ -241,7 +240,7 @@ def _job(
     actions: list[list[Action]],
 ) -> Job:
     home = {stage: chosen[process] for process, stages in enumerate(placement.processes) for stage in stages}
-    tokens = config.microbatch_size * config.training.seq_len
+    tokens = _rows(config)
     works = []
     for stage, segments in enumerate(placement.stages):
         forward = sum(needs[segment].forward_flops_per_token for segment in segments) * tokens

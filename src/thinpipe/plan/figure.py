@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from thinpipe.plan.draft import Draft, say_line
+from thinpipe.plan.draft import Draft, load_of
 from thinpipe.report.figures import pyplot
 
 _COLOURS = {
@@ -29,7 +29,7 @@ def draw(plan: Draft, path: Path) -> None:
     names = [part.machine.name for part in plan.parts]
     lines = list(plan.timeline.line_busy)
     rows = [f"process {index}" for index in range(len(names))] + lines
-    labels = names + [say_line(line, names).removeprefix("the ") for line in lines]
+    labels = names + [plan.say(load_of(line, 0.0)).removeprefix("the ") for line in lines]
     figure, axes = plt.subplots(figsize=(10, 1.4 + 0.32 * len(rows)), layout="constrained")
     axes.barh(range(len(names)), plan.timeline.seconds, height=_HEIGHT, color="#eeeeee", label="waits")
     by_kind: dict[str, list[tuple[int, float, float]]] = {}

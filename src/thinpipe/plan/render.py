@@ -11,7 +11,7 @@ from rich.text import Text
 from thinpipe.core.units import say_count, say_duration
 from thinpipe.plan.advice import Change
 from thinpipe.plan.bill import Bill
-from thinpipe.plan.draft import Draft, say_line
+from thinpipe.plan.draft import Draft, load_of
 from thinpipe.plan.machines import Hub, Machine
 from thinpipe.plan.measured import say_gap
 from thinpipe.plan.parts import Part
@@ -130,7 +130,6 @@ def _seconds(seconds: float) -> str:
 def as_table(plan: Draft, limit: str, changes: list[Change], cost: Bill) -> dict[str, Any]:
     """Everything, for `--json`."""
     seconds = plan.timeline.seconds
-    names = [part.machine.name for part in plan.parts]
     return {
         "fits": plan.fits,
         "tokens_per_second": plan.tokens_per_second,
@@ -167,12 +166,13 @@ def as_table(plan: Draft, limit: str, changes: list[Change], cost: Bill) -> dict
         },
         "lines": [
             {
-                "line": say_line(line, names),
-                "bytes_per_step": nbytes,
-                "bytes_per_token": nbytes / plan.tokens_per_step,
-                "busy": plan.timeline.line_busy.get(line, 0.0) / seconds,
+                "line": plan.say(load),
+                "bytes_per_step": plan.timeline.line_nbytes[line],
+                "bytes_per_token": plan.timeline.line_nbytes[line] / plan.tokens_per_step,
+                "busy": load.share,
             }
-            for line, nbytes in plan.timeline.line_nbytes.items()
+            for line, busy in plan.timeline.line_busy.items()
+            for load in [load_of(line, busy / seconds)]
         ],
         "bottleneck": limit,
         "changes": [{"change": change.words, "times_as_fast": change.faster} for change in changes],
