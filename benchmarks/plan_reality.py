@@ -2,8 +2,8 @@
 
     python -m benchmarks.plan_reality --data TOKENS --output benchmarks/results/plan_reality [--repeats 2]
 
-The machine's speed and what a pass costs beside its operations are taken from two more runs without a line, of two and
-of eight processes; nothing else is fitted.
+The machine's speed and what a pass costs beside its operations are taken from two more runs behind lines of 1 Gbps, of
+two and of eight processes; nothing else is fitted. What emulating a line costs is thus part of the machine.
 Every run is `thinpipe train` in as many processes as it has stages, each behind an emulated line. Stop it at any time:
 runs that are done are not repeated. Needs a machine of its own.
 """
@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -62,7 +63,11 @@ class Setting:
         return f"{self.stages} stages, {kind}, {line}, {self.schedule}"
 
 
-CALIBRATIONS = (Setting(2, None, None, 0, "GPipe"), Setting(8, None, None, 0, "GPipe"))
+CALIBRATING = 5
+"""Times that each of these is run: all that is predicted hangs on their medians."""
+CALIBRATIONS = (Setting(2, None, 1000, 0, "GPipe"), Setting(8, None, 1000, 0, "GPipe"))
+WITHOUT_LINES = (Setting(2, None, None, 0, "GPipe"), Setting(8, None, None, 0, "GPipe"))
+"""To calibrate with instead, and see what that makes of the predictions."""
 SETTINGS = (
     Setting(2, None, 5, 0, "GPipe"),
     Setting(2, None, 80, 40, "1F1B"),
@@ -177,10 +182,7 @@ def predict(config: RunConfig, calibration: Calibration, *, cores: float) -> Dra
 
 
 def calibrate(few: tuple[RunConfig, Measured], many: tuple[RunConfig, Measured], *, cores: float) -> Calibration:
-    """The speed and the cost of a pass with which two runs without lines take as long as they did.
-
-    Without lines the time of a step is proportional to both together, so that only their ratio has to be looked for.
-    """
+    """The speed and the cost of a pass with which two runs that lines hardly hold up take as long as they did."""
     low, high = 0.0, 1.0
     for _ in range(40):
         ratio = (low + high) / 2
@@ -204,18 +206,22 @@ _UNIT = 1e10
 
 
 def _speed(run: tuple[RunConfig, Measured], ratio: float, cores: float) -> float:
-    unit = predict(run[0], Calibration(flops=1e9, pass_s=ratio * _UNIT / 1e9, overhead_nbytes=0), cores=cores)
-    return 1e9 * unit.timeline.seconds / run[1].seconds
+    """With which this run takes as long as it did, when a pass costs so many times `_UNIT` operations more."""
+    flops = 1e11
+    for _ in range(8):  # nearly all of a step is in proportion to it
+        calibration = Calibration(flops=flops, pass_s=ratio * _UNIT / flops, overhead_nbytes=0)
+        flops *= predict(run[0], calibration, cores=cores).timeline.seconds / run[1].seconds
+    return flops
 
 
-def calibrate_from(kept: "Kept", data: Path) -> Calibration:
-    """With the middle one of each calibrating setting's runs."""
+def calibrate_from(kept: "Kept", data: Path, settings: Sequence[Setting] = CALIBRATIONS) -> Calibration:
+    """With the middle one of each setting's runs."""
     few, many = (
         (
             config_of(setting, data, Path("run"), steps=kept.steps),
             sorted(kept.runs[setting.name], key=lambda run: run.seconds)[len(kept.runs[setting.name]) // 2],
         )
-        for setting in CALIBRATIONS
+        for setting in settings
     )
     return calibrate(few, many, cores=kept.cores)
 
@@ -285,15 +291,16 @@ def main() -> int:
         kept = msgspec.json.decode(path.read_bytes(), type=Kept)
         if (kept.steps, kept.cores) != (options.steps, options.cores):
             parser.error(f"{path} was begun with --steps {kept.steps} --cores {kept.cores:g}: give these, or remove it")
-    for repeat in range(options.repeats):
-        for setting in (*CALIBRATIONS, *SETTINGS):
+    wanted = dict.fromkeys((*CALIBRATIONS, *WITHOUT_LINES), CALIBRATING) | dict.fromkeys(SETTINGS, options.repeats)
+    for repeat in range(max(wanted.values())):
+        for setting, repeats in wanted.items():
             done = kept.runs.setdefault(setting.name, [])
-            if len(done) > repeat:
+            if not len(done) <= repeat < repeats:
                 continue
             done.append(measure(config_of(setting, options.data, Path("run"), steps=kept.steps)))
             write_atomically(path, msgspec.json.format(msgspec.json.encode(kept)))
             took = f"{done[-1].seconds:.2f} s, {done[-1].stolen:.0%} stolen"
-            print(f"{repeat + 1} of {options.repeats}: {setting.name}: {took}", flush=True)
+            print(f"{repeat + 1} of {repeats}: {setting.name}: {took}", flush=True)
     from benchmarks.plan_reality_report import report
 
     report(kept, options.data, options.output)

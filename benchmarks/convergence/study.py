@@ -70,6 +70,8 @@ class Study:
     """The run whose last step this one goes on from; else it begins anew."""
     compiled: bool = False
     """Blocks go through torch.compile: other roundings, less time."""
+    autocast: bool = True
+    """Products are in bfloat16. Not every processor has them, and for the others float32 is three times as fast."""
 
     @property
     def key(self) -> str:
@@ -99,7 +101,7 @@ class Study:
             lr_scheduler=self.schedule or SchedulerSection(warmup_steps=max(1, self.steps // 20)),
             basis=self.basis,
             boundary=self.boundary,
-            execution=Execution(autocast_bf16=True, compile=self.compiled),
+            execution=Execution(autocast_bf16=self.autocast, compile=self.compiled),
             checkpoint=CheckpointSection(interval=256, keep_latest_k=1),
             validation=ValidationSection(freq=min(self.steps, max(64, self.steps // 8)), steps=20),
             metrics=MetricsSection(log_freq=64),

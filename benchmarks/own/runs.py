@@ -41,6 +41,11 @@ def keel(ratio: int) -> Study:
     return replace(DENSE, name=f"keel {ratio}x", kind="keel", neck=dealt(WIDTH[ratio]), boundary=INT4)
 
 
+def shorter(study: Study) -> Study:
+    """A quarter of the tokens, in float32."""
+    return replace(study, tokens=SHORT, autocast=False, compiled=False)
+
+
 WHOLE = replace(DENSE, name="keel of all channels, bf16", kind="keel", neck=dealt(DIM))
 """What the tables alone change."""
 
@@ -55,18 +60,30 @@ def result() -> Iterator[Study]:
         yield replace(study, name=f"{study.name}, reach 1", neck=dealt(width, reach=1), priority=33)
 
 
+def short() -> Iterator[Study]:
+    """What all that follows is compared with."""
+    for seed in SEEDS:
+        for study in (DENSE, keel(32), WHOLE):
+            first = 57 if study is WHOLE else 47 if seed else 40
+            yield replace(shorter(study), question="short", seed=seed, priority=first + seed)
+    yield replace(shorter(keel(16)), question="short", priority=60)
+
+
 def wide() -> Iterator[Study]:
     """Twice the width, and 64 times fewer bytes: as many numbers cross as at 32 times of the narrower one."""
     for seed in SEEDS:
-        dense = replace(DENSE, question="d = 512", name="dense, d = 512", shape=WIDE, tokens=SHORT, seed=seed)
-        yield replace(dense, priority=45 + seed)
+        priority = 42 if seed == 0 else 45 + 2 * seed
+        dense = replace(shorter(DENSE), name="dense, d = 512", shape=WIDE)
+        dense = replace(dense, question="d = 512", seed=seed, priority=priority)
+        yield dense
         neck = dealt(WIDTH[32], dim=512)
-        ours = replace(dense, name="keel 64x, d = 512", kind="keel", neck=neck, boundary=INT4, matched=True)
-        yield replace(ours, priority=45 + seed)
+        yield replace(dense, name="keel 64x, d = 512", kind="keel", neck=neck, boundary=INT4, matched=True)
+        if seed == 0:  # is the rate that suits the narrower one too high for dense?
+            yield replace(dense, lr=1e-3, priority=55)
 
 
 def methods() -> Iterator[Study]:
-    """Everything in the registry at the same bytes; the keel's own runs are those of the result."""
+    """Everything in the registry at the same bytes, at a quarter of the tokens; some for as long as the result."""
     for order, ratio in enumerate((32, 16)):
         width = WIDTH[ratio]
         rivals = {
@@ -81,7 +98,10 @@ def methods() -> Iterator[Study]:
             "lowrank": replace(DENSE, kind="lowrank", boundary=lowrank(RANK[ratio])),
         }
         for name, study in ({name: replace(study, boundary=INT4) for name, study in rivals.items()} | lossy).items():
-            yield replace(study, question="methods", name=f"{name} {ratio}x", priority=40 + order)
+            study = replace(study, question="methods", name=f"{name} {ratio}x", priority=41 + 20 * order)
+            yield shorter(study)
+            if ratio == 32 and name in ("subspace", "bottleneck"):
+                yield study
 
 
 def neck_of(neck: NeckConfig) -> Study:
@@ -99,15 +119,15 @@ def pieces() -> Iterator[Study]:
         ("26 channels, int4, no tables after the first", no_tables, INT4),
         ("26 channels, int4, full first table", full_first, INT4),
     ):
-        study = replace(keel(32), neck=neck, boundary=boundary, matched=True)
-        yield replace(study, question="pieces", name=name, priority=80)
+        study = replace(shorter(keel(32)), neck=neck, boundary=boundary, matched=True)
+        yield replace(study, question="pieces", name=name, priority=56)
 
 
 def boundaries() -> Iterator[Study]:
-    """Those with three are the result's."""
+    """Those with three are among the short ones."""
     for cuts, name in (((4,), "1 boundary"), ((1, 2, 3, 4, 5, 6, 7), "7 boundaries")):
         neck = dealt(WIDTH[32], segments=len(cuts) + 1)
-        study = replace(keel(32), neck=neck, cuts=cuts, matched=True)
+        study = replace(shorter(keel(32)), neck=neck, cuts=cuts, matched=True)
         yield replace(study, question="boundaries", name=f"keel 32x, {name}", priority=43)
 
 
@@ -120,7 +140,7 @@ def steps_to_loss() -> Iterator[Study]:
             steps = round(ratio * LONG / TOKENS_PER_STEP)
             level = SchedulerSection(warmup_steps=warmup, decay_type="linear", min_lr_factor=1.0)
             decay = SchedulerSection(warmup_steps=warmup, decay_type="wsd", decay_ratio=falling)
-            of_all = replace(method, question="steps to loss", priority=50 + round(10 * ratio))
+            of_all = replace(method, question="steps to loss", priority=44 if ratio <= 1.25 else 70)
             until = steps - round(falling * steps)
             trunk = replace(
                 of_all,
@@ -135,6 +155,6 @@ def steps_to_loss() -> Iterator[Study]:
 
 
 def all_runs() -> list[Study]:
-    runs = [*result(), *wide(), *methods(), *pieces(), *boundaries(), *steps_to_loss()]
+    runs = [*result(), *short(), *wide(), *methods(), *pieces(), *boundaries(), *steps_to_loss()]
     assert len({study.key for study in runs}) == len(runs), "two runs have one name"
     return sorted(runs, key=lambda study: study.priority)

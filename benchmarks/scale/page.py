@@ -25,12 +25,13 @@ from thinpipe.plan.messages import message_nbytes
 DAY_S = 86_400.0
 WEEK_S = 7 * DAY_S
 EIGHT = Swarm("8B on 32, k = d/100", LLAMA_8B, 32, 40)
-RENTED = replace(EIGHT, name="the same, last stage rented", last_bps=1e9)
+RENTED = replace(EIGHT, name="8B on 32, k = d/100, last stage rented", last_bps=1e9)
 MANY = replace(RENTED, name="64 x 8B on 32, k = d/100, last stages rented", replicas=64)
 SWARMS = (
     replace(EIGHT, name="8B on 32, dense", width=None),
     replace(EIGHT, name="8B on 32, k = d/8", width=512),
     EIGHT,
+    replace(EIGHT, name="8B on 12, k = d/100", stages=12),
     RENTED,
     Swarm("70B on 80, k = d/100, last stage rented", LLAMA_70B, 80, 82, 256, extra=0, last_bps=1e9),
     MANY,
@@ -115,7 +116,7 @@ Computed, not run. Assumed:
 - Peers have an {device}, of whose peak training gets {peak}, and home lines of {up} Mbps up and {down} Mbps down, 20 ms
   from the hub, which has 10 Gbps each way (the last row: 40). *Rented*: the last stage, with the head, has 1 Gbps.
 - Llama in float32 with products in bfloat16; blocks are computed again in the backward pass; messages in bfloat16;
-  micro-batches of 4,096 tokens, 128 a step (70B: 256); 1F1B; one block to a peer.
+  micro-batches of 4,096 tokens, 128 a step (70B: 256); 1F1B; one block to a peer where 32 have the 8B model.
 - *Drawn*: rates of processors and of lines are log-normal (standard deviation of the logarithm {speeds} and {lines});
   the fastest processor has the largest stage. The mean of {draws} pipelines.
 - *Kept*: lives of peers end at random, after a day or a week in the mean. A spare goes on from the newest commit that

@@ -17,7 +17,7 @@ from thinpipe.core.config import differences
 
 
 def dense_like(study):
-    return replace(DENSE, shape=study.shape, tokens=study.tokens)
+    return replace(DENSE, shape=study.shape, tokens=study.tokens, autocast=study.autocast, compiled=study.compiled)
 
 
 def test_at_least_as_many_times_fewer_bytes_as_the_name_says():
