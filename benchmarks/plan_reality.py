@@ -1,4 +1,4 @@
-"""Plans against reality: twelve runs over shaped lines, predicted before and measured after.
+"""Plans against reality: twelve settings over shaped lines, planned and run.
 
     python -m benchmarks.plan_reality --data TOKENS --output benchmarks/results/plan_reality [--repeats 2]
 
@@ -251,8 +251,13 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def noise(self) -> float:
-        """The slowest run of this setting against the fastest."""
-        return max(run.seconds for run in self.runs) / min(run.seconds for run in self.runs) - 1
+        """The run of this setting that is farthest from the middle one."""
+        middle = median(run.seconds for run in self.runs)
+        return max(abs(middle / run.seconds - 1) for run in self.runs)
+
+    def single_error(self, repeat: int) -> float:
+        """As `speed_error`, against one run."""
+        return self.runs[repeat].seconds / self.seconds - 1
 
 
 class Kept(msgspec.Struct, kw_only=True):
@@ -281,7 +286,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="folder made by `thinpipe tokenize`")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/plan_reality"))
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cores", type=float, default=float(os.cpu_count() or 1))
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,12 @@ def report(kept: Kept, data: Path, output: Path) -> None:
     rows = [compare(setting, kept, calibration, data) for setting in SETTINGS]
     without_lines = calibrate_from(kept, data, WITHOUT_LINES)
     otherwise = [compare(setting, kept, without_lines, data) for setting in SETTINGS]
+    shares = [
+        tensors / there
+        for row in rows
+        for run in row.runs
+        for tensors, there in zip(row.tensors_nbytes, run.memory_nbytes, strict=True)
+    ]
     software = ", ".join(f"{key} {value}" for key, value in kept.versions.items())
     tokens = config.training.global_batch_size * config.training.seq_len
     lines = [
@@ -31,13 +37,19 @@ def report(kept: Kept, data: Path, output: Path) -> None:
         f"{calibration.flops / 1e9:.1f} GFLOP/s a process, {calibration.pass_s * 1e3:.1f} ms a pass beside its "
         f"operations, {calibration.overhead_nbytes / 1e6:.0f} MB beside tensors. Nothing else is fitted.",
         "",
-        _words("tokens/s", [abs(row.speed_error) for row in rows]),
-        _words(
-            "tokens/s, had the two runs been without lines, whose emulation costs time too",
-            [abs(row.speed_error) for row in otherwise],
+        _words("tokens/s, against the middle one of each setting's runs", [row.speed_error for row in rows]),
+        *(
+            _words(f"tokens/s, against pass {repeat + 1} alone", [row.single_error(repeat) for row in rows])
+            for repeat in range(min(len(row.runs) for row in rows))
         ),
-        _words("the same setting again (slowest against fastest)", [row.noise for row in rows]),
-        _words("peak memory, worst process", [abs(row.memory_error) for row in rows]),
+        _words(
+            "tokens/s, had the two runs been without lines",
+            [row.speed_error for row in otherwise],
+        ),
+        f"- runs of one setting differ from their middle one by up to {median(row.noise for row in rows):.1%} in the "
+        f"median of settings, {max(row.noise for row in rows):.1%} at worst",
+        _words("peak memory, worst process", [row.memory_error for row in rows]),
+        f"- of that memory, tensors that are planned: {min(shares):.0%} to {max(shares):.0%}",
         "",
         "| setting | tokens/s planned | measured | off | the same again | stolen by the host | memory off |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -55,7 +67,10 @@ def report(kept: Kept, data: Path, output: Path) -> None:
 
 
 def _words(what: str, errors: list[float]) -> str:
-    return f"- {what}: {median(errors):.1%} off in the median, {max(errors):.1%} at worst"
+    sizes = [abs(error) for error in errors]
+    return (
+        f"- {what}: {median(sizes):.1%} off in the median, {max(sizes):.1%} at worst; {median(errors):+.1%} with signs"
+    )
 
 
 def _draw(rows: list[Compared], tokens: int, path: Path) -> None:

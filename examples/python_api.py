@@ -1,6 +1,6 @@
 """thinpipe as a library: tokens, settings, training, the log, text.
 
-    python examples/python_api.py FOLDER [STEPS]
+    python examples/python_api.py [FOLDER] [STEPS]
 
 Does what `thinpipe tokenize`, `train`, `eval` and `generate` do. Run it again with more steps and it goes on where it
 stopped.
@@ -60,4 +60,5 @@ def main(folder: Path, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 200)
+    folder, steps = (*sys.argv[1:], *("runs/python", "200")[len(sys.argv) - 1 :])
+    main(Path(folder), int(steps))

@@ -93,9 +93,10 @@ def step_seconds(study: Study, data: Path, mbps: int | None) -> float:
 
 def raced(output: Path, runs: Sequence[Study]) -> list[Study]:
     """One of these for every name that has results with the most tokens."""
-    results = read_results(output)
-    longest = max(result.tokens for result in results)
-    done = {result.name for result in results if result.tokens == longest and not result.diverged}
+    names = {study.name for study in runs}
+    results = [result for result in read_results(output) if result.name in names and not result.diverged]
+    longest = max((result.tokens for result in results), default=0)
+    done = {result.name for result in results if result.tokens == longest}
     return list({study.name: study for study in runs if study.name in done}.values())
 
 

@@ -71,7 +71,7 @@ class Study:
     compiled: bool = False
     """Blocks go through torch.compile: other roundings, less time."""
     autocast: bool = True
-    """Products are in bfloat16. Not every processor has them, and for the others float32 is three times as fast."""
+    """Products are in bfloat16. Not every processor has them; on others float32 is faster."""
 
     @property
     def key(self) -> str:

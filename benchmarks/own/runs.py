@@ -124,8 +124,8 @@ def pieces() -> Iterator[Study]:
 
 
 def boundaries() -> Iterator[Study]:
-    """Those with three are among the short ones."""
-    for cuts, name in (((4,), "1 boundary"), ((1, 2, 3, 4, 5, 6, 7), "7 boundaries")):
+    """All with exactly as many trainable numbers; the one with three is also what the pieces are compared with."""
+    for cuts, name in (((4,), "1 boundary"), ((2, 4, 6), "3 boundaries"), ((1, 2, 3, 4, 5, 6, 7), "7 boundaries")):
         neck = dealt(WIDTH[32], segments=len(cuts) + 1)
         study = replace(shorter(keel(32)), neck=neck, cuts=cuts, matched=True)
         yield replace(study, question="boundaries", name=f"keel 32x, {name}", priority=43)

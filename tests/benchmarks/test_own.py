@@ -15,9 +15,12 @@ from benchmarks.own.runs import DENSE, RATES, SHORT, WIDE, all_runs, keel, steps
 from tests.benchmarks.test_convergence import keep
 from thinpipe.core.config import differences
 
+BASELINES = {(run.tokens, run.shape): run for run in all_runs() if run.name in ("dense", "dense, d = 512")}
+
 
 def dense_like(study):
-    return replace(DENSE, shape=study.shape, tokens=study.tokens, autocast=study.autocast, compiled=study.compiled)
+    """The dense run that it is compared with; one of other tokens, to a loss, with dense of these settings."""
+    return replace(BASELINES.get((study.tokens, study.shape), DENSE), tokens=study.tokens, seed=0, lr=DENSE.lr)
 
 
 def test_at_least_as_many_times_fewer_bytes_as_the_name_says():

@@ -8,7 +8,9 @@ import pytest
 from benchmarks.plan_reality import (
     CALIBRATIONS,
     SETTINGS,
+    WITHOUT_LINES,
     Calibration,
+    Measured,
     calibrate,
     config_of,
     measure,
@@ -46,6 +48,22 @@ def test_bytes_and_memory_are_those_of_the_plan(setting, run):
     assert measured.link_nbytes == both * (setting.stages - 1)
     for part, there in zip(plan.parts, measured.memory_nbytes, strict=True):
         assert part.memory.total == pytest.approx(there, rel=1 / 6)
+
+
+def test_a_machine_of_known_speed_is_found_from_its_two_runs(tmp_path):
+    known = Calibration(flops=5e10, pass_s=4e-3, overhead_nbytes=300_000_000)
+
+    def ran(setting):
+        config = config_of(setting, tmp_path, Path("run"), steps=STEPS)
+        plan = predict(config, known, cores=CORES)
+        memory = [part.memory.total for part in plan.parts]
+        return config, Measured(seconds=plan.timeline.seconds, memory_nbytes=memory, link_nbytes=[], stolen=0.0)
+
+    for settings in (CALIBRATIONS, WITHOUT_LINES):
+        found = calibrate(*map(ran, settings), cores=CORES)
+        assert found.flops == pytest.approx(known.flops, rel=0.01)
+        assert found.pass_s == pytest.approx(known.pass_s, rel=0.05)
+        assert found.overhead_nbytes == known.overhead_nbytes
 
 
 @pytest.mark.quiet

@@ -64,6 +64,8 @@ def test_mistakes_are_named(tmp_path, text, message):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"there is no file .*nothing.toml"):
         load_toml(tmp_path / "nothing.toml", Outer)
+    with pytest.raises(UserError, match="is a folder, and a TOML file is wanted"):
+        load_toml(tmp_path, Outer)
 
 
 def test_every_optional_setting_of_a_run_is_none_by_default():

@@ -107,7 +107,9 @@ def test_an_error_while_writing_leaves_nothing_to_open(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         write_half()
     assert [path.name for path in tmp_path.iterdir()] == ["shard-00000.bin"]
-    with pytest.raises(DataError, match=r"no finished tokens .*prepare them again if that was interrupted"):
+    with pytest.raises(
+        DataError, match=r"no finished tokens .*thinpipe tokenize --output .*again if that was interrupted"
+    ):
         Tokens(tmp_path)
     assert write(tmp_path, [[7]]).read(0, 2).tolist() == [7, 0]
 

@@ -88,8 +88,8 @@ def read_manifest(folder: Path) -> Manifest:
         data = path.read_bytes()
     except FileNotFoundError:
         raise DataError(
-            f"{folder} holds no finished tokens ({MANIFEST_NAME} is missing): prepare them, "
-            "or prepare them again if that was interrupted"
+            f"{folder} holds no finished tokens ({MANIFEST_NAME} is missing): make them with `thinpipe tokenize "
+            f"--output {folder.parent}`, again if that was interrupted"
         ) from None
     try:
         # The version first: the other fields may have another meaning in another version.

@@ -168,7 +168,7 @@ def has_tokens(folder: Path) -> bool:
 
 def refuse_finished_tokens(folder: Path) -> None:
     if has_tokens(folder):
-        raise DataError(f"{folder} already holds finished tokens: choose another folder, or allow overwriting them")
+        raise DataError(f"{folder} already holds finished tokens: choose another folder, or give --overwrite")
 
 
 def remove_tokens(folder: Path) -> None:

@@ -30,7 +30,8 @@ def model_of(config: RunConfig, vocab_size: int | None) -> tuple[ModelConfig, li
         return config.model.resolve(vocab_size), []
     tokens = config.data.path / "train"
     if has_tokens(tokens):
-        return config.model.resolve(read_manifest(tokens).vocabulary.size), []
+        size = read_manifest(tokens).vocabulary.size
+        return config.model.resolve(size), [f"the vocabulary of {size:,} tokens in {config.data.path} (--vocab-size)"]
     if config.model.preset not in PRESETS:
         raise UserError(f"model.preset {config.model.preset!r} is not one of: {', '.join(PRESETS)}")
     size = PRESETS[config.model.preset].vocab_size

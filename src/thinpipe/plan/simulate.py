@@ -136,7 +136,8 @@ class _Step:
         start, finish = hop.cross(began, self.clock.now)
         if self.record and hop.seconds:
             stage, microbatch = (purpose.stage, purpose.microbatch) if purpose else (-1, -1)
-            self.spans.append(Span(sender, "send", stage, microbatch, start, finish, hop.queue.name))
+            busy_from = max(start, finish - hop.seconds)  # what comes slowly from another line is here in pieces
+            self.spans.append(Span(sender, "send", stage, microbatch, busy_from, finish, hop.queue.name))
         if index + 1 == len(route):
             then(finish, *given)
         else:

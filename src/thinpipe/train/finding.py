@@ -37,7 +37,9 @@ def not_checked(what: str, text: str) -> Finding:
 
 
 def in_a_table(findings: Sequence[Finding]) -> Table:
-    table = Table("", "what", "", "found", "to do", box=None, pad_edge=False)
+    table = Table("", "what", "", box=None, pad_edge=False)
+    for header in ("found", "to do"):
+        table.add_column(header, overflow="fold")  # commands are there to be copied
     for number, finding in enumerate(findings, start=1):
         state = Text(finding.state, style=_COLOURS[finding.state])
         table.add_row(str(number), finding.what, state, Text(finding.text), Text(finding.fix))

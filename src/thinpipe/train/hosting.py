@@ -334,7 +334,7 @@ class HostedRun:
         if self._stopped:
             return f"stopped: {self._stopped}"
         finished = self.committed >= self.config.training.steps and not self.missing
-        return f"finished: the model is in {self.config.job.dump_folder}" if finished else ""
+        return f"finished: the hub has the model in {self.config.job.dump_folder}" if finished else ""
 
     @property
     def progress(self) -> Mapping[str, float]:
