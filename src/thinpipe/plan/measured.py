@@ -30,6 +30,7 @@ class Gap(NamedTuple):
 MEASURED: tuple[Gap, ...] = (
     Gap("keel", 16.0, -0.19, 4.19, 3, "int4", "own: keel 16x"),
     Gap("keel", 32.0, 0.58, 4.19, 3, "int4", "own: keel 32x"),
+    Gap("learned", 32.0, 1.80, 1.05, 1, "int4", "own: learned 32x"),
     Gap("bottleneck", 32.0, 5.60, 4.19, 1, "int4", "own: bottleneck 32x"),
     Gap("subspace", 32.0, 6.88, 4.19, 1, "int4", "own: subspace 32x"),
     Gap("subspace", 7.9, 2.64, 0.52, 1, "bf16", "convergence: subspace 8x"),
