@@ -1,16 +1,18 @@
 """The figures of the study over bytes and over learning rates; `gaps.py` draws the others."""
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.convergence.results import Dense, Result, best_of_learning_rates
+from benchmarks.convergence.results import Compared, Result
 from benchmarks.convergence.runs import DENSE
 from thinpipe.report.figures import pyplot
 
 BLUE, GREEN, ORANGE, PURPLE, PINK, BLACK = "#08519c", "#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#222222"
-FAMILIES = {
+Families = Mapping[str, tuple[str, str, str]]
+FAMILIES: Families = {
     "subspace, row-wise AdamW": ("subspace {}x", BLUE, "o"),
     "subspace, plain AdamW": ("subspace {}x plain AdamW", GREEN, "s"),
     "top-k": ("topk {}x", ORANGE, "^"),
@@ -33,15 +35,20 @@ def beside(axes: Any) -> None:
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
 
 
-def draw_pareto(results: list[Result], dense: Dense, path: Path) -> None:
+def names_of(pattern: str) -> set[str]:
+    return {pattern.format(n) for n in STRENGTHS}
+
+
+def draw_pareto(compared: Sequence[Compared], path: Path, families: Families = FAMILIES) -> None:
     """The gap over bytes, one panel for each budget of tokens: down and to the left is better."""
     plt = pyplot()
-    best = [result for result in best_of_learning_rates(results) if not result.diverged]
-    budgets = sorted({result.tokens for result in best})
+    names = {result.name for result, _ in compared}
+    families = {label: family for label, family in families.items() if names & names_of(family[0])}
+    budgets = sorted({result.tokens for result, _ in compared})
     size = (5.6 * len(budgets) + 0.6, 4.6)
     figure, panels = plt.subplots(1, len(budgets), figsize=size, layout="constrained", squeeze=False, sharey=True)
     for axes, tokens in zip(panels[0], budgets, strict=True):
-        draw_budget(axes, [result for result in best if result.tokens == tokens], dense)
+        draw_budget(axes, [(result, gap) for result, gap in compared if result.tokens == tokens], families)
         axes.set_title(f"after {tokens / 1e6:.1f} M tokens")
         axes.set_xlabel("bytes per token at each of 3 boundaries, both ways")
     panels[0][0].set_ylabel("validation loss above dense, %")
@@ -52,12 +59,12 @@ def draw_pareto(results: list[Result], dense: Dense, path: Path) -> None:
     plt.close(figure)
 
 
-def draw_budget(axes: Any, best: list[Result], dense: Dense) -> None:
-    for label, (pattern, colour, marker) in FAMILIES.items():
+def draw_budget(axes: Any, compared: Sequence[Compared], families: Families) -> None:
+    for label, (pattern, colour, marker) in families.items():
         points: dict[float, list[float]] = defaultdict(list)
-        for result in best:
-            if result.name in {pattern.format(n) for n in STRENGTHS}:
-                points[result.bytes_per_token].append(dense.gap(result).percent)
+        for result, gap in compared:
+            if result.name in names_of(pattern):
+                points[result.bytes_per_token].append(gap)
         places = sorted(points)
         middle = [mean(points[place]) for place in places]
         below = [at - min(points[place]) for at, place in zip(middle, places, strict=True)]
@@ -73,7 +80,7 @@ def draw_budget(axes: Any, best: list[Result], dense: Dense) -> None:
     axes.set_xticks(TICKS, [f"{tick:,}" for tick in TICKS])
     axes.minorticks_off()
     finish(axes)
-    loss = mean(result.loss for result in best if result.name == "dense")
+    loss = mean(result.loss for result, _ in compared if result.name == "dense")
     nats = axes.secondary_yaxis("right", functions=(lambda p: loss * (1 + p / 100), lambda n: 100 * (n / loss - 1)))
     nats.set_ylabel("nats per token (dense: mean of its seeds)", fontsize=8)
     nats.tick_params(labelsize=8)
@@ -104,6 +111,6 @@ def draw_learning_rates(results: list[Result], path: Path) -> None:
 def colour_of(name: str) -> str:
     """That of its family."""
     for pattern, colour, _ in FAMILIES.values():
-        if name in {pattern.format(n) for n in STRENGTHS}:
+        if name in names_of(pattern):
             return colour
     return BLACK

@@ -7,7 +7,7 @@ from statistics import mean
 
 from benchmarks.convergence.figures import draw_learning_rates, draw_pareto
 from benchmarks.convergence.gaps import FINALISTS, draw_boundaries, draw_over_tokens, draw_pieces, longest_of
-from benchmarks.convergence.results import Dense, Gap, Result, best_of_learning_rates, read_results
+from benchmarks.convergence.results import Dense, Gap, Result, best_of_learning_rates, compared, read_results
 from benchmarks.convergence.runs import DENSE
 
 READ_THIS = """\
@@ -32,7 +32,7 @@ def report(output: Path) -> None:
         return
     text = tables(results, dense)
     (output / "convergence.md").write_text(text)
-    draw_pareto(results, dense, output / "pareto.png")
+    draw_pareto(compared(results, dense), output / "pareto.png")
     draw_learning_rates(results, output / "learning_rates.png")
     draw_boundaries(results, dense, output / "boundaries.png")
     draw_over_tokens(results, dense, output / "over_tokens.png")

@@ -92,3 +92,13 @@ class Dense:
 
     def percent_over_tokens(self, result: Result) -> list[tuple[int, float]]:
         return [(tokens, gap.percent) for tokens, gap in self.gaps_over_tokens(result).items()]
+
+
+Compared = tuple[Result, float]
+"""A run, and how many per cent its loss is above that of its dense run."""
+
+
+def compared(results: Iterable[Result], dense: Dense) -> list[Compared]:
+    """The best of the learning rates."""
+    best = [result for result in best_of_learning_rates(results) if dense.has(result) and not result.diverged]
+    return [(result, dense.gap(result).percent) for result in best]

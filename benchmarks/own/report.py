@@ -5,12 +5,22 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.convergence.clock import read_times
-from benchmarks.convergence.figures import BLUE, GREEN, ORANGE, PINK, PURPLE, finish
+from benchmarks.convergence.figures import (
+    BLUE,
+    FAMILIES,
+    GREEN,
+    ORANGE,
+    PINK,
+    PURPLE,
+    Families,
+    draw_pareto,
+    finish,
+)
 from benchmarks.convergence.gaps import draw_over_tokens
 from benchmarks.convergence.report import over_tokens_table, questions_tables, seeds_table
-from benchmarks.convergence.results import Dense, Result, read_results
+from benchmarks.convergence.results import Dense, Result, compared, read_results
 from benchmarks.own.runs import DENSE, RATES, WHOLE, keel
-from benchmarks.own.to_loss import time_table, tokens_table
+from benchmarks.own.to_loss import QUESTION, time_table, tokens_table
 from thinpipe.report.figures import pyplot
 
 READ_THIS = """\
@@ -24,7 +34,8 @@ Made by the last of these from the records beside it, which hold settings, versi
 run of the same seed, tokens and width; all trained with AdamW at the learning rate that is best for dense, top-k at
 the best of its own: nothing else was tuned for any of them.
 Validation: 20 batches spread over all validation books, the same for all runs.
-Runs of 4.19 M tokens have products in bfloat16 and compiled blocks, those of 1.05 M are in float32."""
+Runs of 4.19 M tokens have products in bfloat16 and compiled blocks, those of 1.05 M and all to a loss are in float32
+(compiled: boundaries, pieces, seeds 1 and 2 at d = 512, to a loss)."""
 COLOURS = {
     "keel 32x": BLUE,
     "keel 32x, reach 1": "#9ecae1",
@@ -43,13 +54,21 @@ NAMES = {
     "lowrank 32x": PURPLE,
     "topk 32x": ORANGE,
 }
+OF_ALL: Families = {
+    "the keel": ("keel {}x", "#b30000", "P"),
+    "learned projector": ("learned {}x", "#a6761d", ">"),
+    "bottleneck": ("bottleneck {}x", "#666666", "<"),
+    **FAMILIES,
+}
+"""Lines of the Pareto plot that has the methods of both studies."""
 
 
 def report(output: Path) -> None:
     results = read_results(output)
     dense, wide = Dense(results), Dense(results, "dense, d = 512")
-    narrow = [result for result in results if "d = 512" not in result.name and dense.has(result)]
-    twice = [result for result in results if "d = 512" in result.name and wide.has(result)]
+    same_schedule = [result for result in results if result.question != QUESTION]
+    narrow = [result for result in same_schedule if "d = 512" not in result.name and dense.has(result)]
+    twice = [result for result in same_schedule if "d = 512" in result.name and wide.has(result)]
     if not narrow:
         print("no finished runs yet: python -m benchmarks.own run --data TOKENS")
         return
@@ -67,7 +86,17 @@ def report(output: Path) -> None:
     draw_over_tokens(narrow, dense, output / "over_tokens.png", COLOURS)
     if any(result.name in NAMES for result in narrow):
         draw_methods(narrow, dense, output / "methods.png")
+    draw_all(narrow, dense, read_results(output.parent / "convergence"), output / "pareto.png")
     print(text)
+
+
+def draw_all(ours: list[Result], dense: Dense, papers: list[Result], path: Path) -> None:
+    """The methods of both studies, each run against the dense one of its own study, where the keel was run as long."""
+    of_both = compared(ours, dense) + compared(papers, Dense(papers))
+    lengths = {result.tokens for result in ours if result.name.startswith("keel")}
+    shown = [(result, gap) for result, gap in of_both if result.tokens in lengths]
+    if shown:
+        draw_pareto(shown, path, OF_ALL)
 
 
 def crossing_table(results: list[Result]) -> list[str]:

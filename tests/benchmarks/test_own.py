@@ -15,12 +15,15 @@ from benchmarks.own.runs import DENSE, RATES, SHORT, WIDE, all_runs, keel, steps
 from tests.benchmarks.test_convergence import keep
 from thinpipe.core.config import differences
 
-BASELINES = {(run.tokens, run.shape): run for run in all_runs() if run.name in ("dense", "dense, d = 512")}
+BASELINES = {(run.tokens, run.shape, run.seed): run for run in all_runs() if run.name in ("dense", "dense, d = 512")}
+TO_A_LOSS = next(run for run in steps_to_loss() if run.name == "dense, 1 times the tokens")
 
 
 def dense_like(study):
-    """The dense run that it is compared with; one of other tokens, to a loss, with dense of these settings."""
-    return replace(BASELINES.get((study.tokens, study.shape), DENSE), tokens=study.tokens, seed=0, lr=DENSE.lr)
+    """The dense run that it is compared with; one to a loss with the one such run of dense."""
+    to_a_loss = study.question == TO_A_LOSS.question
+    dense = TO_A_LOSS if to_a_loss else BASELINES[study.tokens, study.shape, study.seed]
+    return replace(dense, tokens=study.tokens, seed=study.seed, lr=DENSE.lr)
 
 
 def test_at_least_as_many_times_fewer_bytes_as_the_name_says():
@@ -44,12 +47,22 @@ def test_runs_differ_in_what_they_ask_and_in_nothing_else():
     of_schedules = tuple(
         f"lr_scheduler.{name}" for name in ("warmup_steps", "decay_type", "decay_ratio", "min_lr_factor")
     )
+    of_question = {"steps to loss": of_schedules} | dict.fromkeys(("boundaries", "pieces"), ("execution.compile",))
     for study in all_runs():
-        allowed = (*asked, *of_schedules) if study.question == "steps to loss" else asked
-        changed = differences(
-            tomllib.loads(settings_of(dense_like(study))), tomllib.loads(settings_of(replace(study, seed=0)))
-        )
+        allowed = of_question.get(study.question, ())
+        changed = differences(tomllib.loads(settings_of(dense_like(study))), tomllib.loads(settings_of(study)))
         assert [name for name in changed if not f"{name}.".startswith(asked) and name not in allowed] == [], study.name
+
+
+def test_boundaries_and_pieces_are_compared_among_themselves():
+    """They are compiled and the dense run of as many tokens is not: other roundings."""
+    compiled = [study for study in all_runs() if study.question in ("boundaries", "pieces")]
+    assert len(compiled) > 5
+    asked = ("model.neck", "model.boundaries", "model.hidden_dim", "boundary.")
+    three = next(study for study in compiled if study.name == "keel 32x, 3 boundaries")
+    for study in compiled:
+        changed = differences(tomllib.loads(settings_of(three)), tomllib.loads(settings_of(study)))
+        assert [name for name in changed if not f"{name}.".startswith(asked)] == [], study.name
 
 
 def test_a_record_that_knows_fewer_settings_is_still_one_of_its_run(tmp_path):
@@ -95,4 +108,5 @@ def test_tokens_and_time_to_the_loss_of_dense(tmp_path, capsys):
     report(tmp_path)
     text = capsys.readouterr().out
     assert "**1.15 times the tokens are enough.**" in text
+    assert "## Steps to loss" not in text, "their rates fall otherwise than those of the run they would be beside"
     assert re.search(r"\| 1 \| 100.00 \| 99.0 % \| 3.994 \| 25.0 \| 24.5 \| 1.02 \| 21.8 \|", text)
