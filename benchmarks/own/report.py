@@ -19,7 +19,7 @@ from benchmarks.convergence.figures import (
 from benchmarks.convergence.gaps import draw_over_tokens
 from benchmarks.convergence.report import over_tokens_table, questions_tables, seeds_table
 from benchmarks.convergence.results import Dense, Result, compared, read_results
-from benchmarks.own.runs import DENSE, RATES, WHOLE, keel
+from benchmarks.own.runs import DENSE, RATES, RIVAL, WHOLE, keel
 from benchmarks.own.to_loss import QUESTION, time_table, tokens_table
 from thinpipe.report.figures import pyplot
 
@@ -46,7 +46,7 @@ COLOURS = {
 }
 NAMES = {
     "keel 32x": BLUE,
-    "bottleneck, our tables 32x": "#aaaaaa",
+    RIVAL: "#aaaaaa",
     "learned, our tables 32x": "#f768a1",
     "learned 32x": PINK,
     "bottleneck 32x": "#666666",
@@ -79,7 +79,7 @@ def report(output: Path) -> None:
     if twice:
         lines += [*questions_tables(twice, wide, 2 * full - 2), *seeds_table(twice, wide, 2 * full - 2)]
     ours = keel(32)
-    lines += tokens_table(results, ours.name)
+    lines += [*tokens_table(results, ours.name), *tokens_table(results, RIVAL)]
     lines += time_table(results, read_times(output), ours.name, full / ours.nbytes_per_token, RATES)
     text = "\n".join([*lines, ""])
     (output / "own.md").write_text(text)

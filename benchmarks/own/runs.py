@@ -24,6 +24,7 @@ RATES = (None, 1, 2, 5, 20, 80)
 """Mbps at which steps are timed: at the lowest a dense pipeline does little but send."""
 TOPK_RATES = {16: 3e-3, 32: 1.5e-3}
 """The best of those that `benchmarks.convergence` has tried."""
+RIVAL = "bottleneck, our tables 32x"
 WIDE = replace(SHAPE, dim=512, n_heads=16, n_kv_heads=8, hidden_dim=1408)
 
 DENSE = Study(
@@ -98,7 +99,7 @@ def methods() -> Iterator[Study]:
             "learned": neck_of(NeckConfig(kind="learned", width=width, anchor_rank=32)),
             "bottleneck": neck_of(NeckConfig(kind="bottleneck", width=width)),
             "learned, our tables": neck_of(replace(dealt(width), kind="learned")),
-            "bottleneck, our tables": neck_of(replace(dealt(width), kind="bottleneck")),
+            "bottleneck, our tables": bottleneck_with_tables(width),
         }
         lossy = {
             "topk": replace(DENSE, kind="topk", boundary=TOPK[ratio], lr=TOPK_RATES[ratio]),
@@ -113,6 +114,11 @@ def methods() -> Iterator[Study]:
 
 def neck_of(neck: NeckConfig) -> Study:
     return replace(DENSE, kind=neck.kind, neck=neck, matched=True)
+
+
+def bottleneck_with_tables(width: int) -> Study:
+    """A keel with small networks beside it: at 1.05 M tokens the one that comes closest to it."""
+    return neck_of(replace(dealt(width), kind="bottleneck"))
 
 
 def pieces() -> Iterator[Study]:
@@ -141,7 +147,9 @@ def boundaries() -> Iterator[Study]:
 def steps_to_loss() -> Iterator[Study]:
     """How many more tokens reach dense's loss? One run at a constant rate, and branches whose rate falls to the end."""
     warmup, falling = 100, 0.2
-    for method, ratios in ((compiled(DENSE), (1.0,)), (compiled(keel(32)), (1.0, 1.1, 1.25, 1.5, 2.0))):
+    rival = replace(bottleneck_with_tables(WIDTH[32]), name=RIVAL, boundary=INT4)
+    for study, ratios in ((DENSE, (1.0,)), (rival, (1.0,)), (keel(32), (1.0, 1.1, 1.25, 1.5, 2.0))):
+        method = compiled(study)
         trunk: Study | None = None
         for ratio in ratios:
             steps = round(ratio * LONG / TOKENS_PER_STEP)
