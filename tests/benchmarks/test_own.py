@@ -15,7 +15,11 @@ from benchmarks.own.runs import DENSE, RATES, SHORT, WIDE, all_runs, keel, steps
 from tests.benchmarks.test_convergence import keep
 from thinpipe.core.config import differences
 
-BASELINES = {(run.tokens, run.shape, run.seed): run for run in all_runs() if run.name in ("dense", "dense, d = 512")}
+BASELINES = {
+    (run.tokens, run.shape, run.seed): run
+    for run in all_runs()
+    if run.name in ("dense", "dense, d = 512") and run.lr == DENSE.lr
+}
 TO_A_LOSS = next(run for run in steps_to_loss() if run.name == "dense, 1 times the tokens")
 
 
