@@ -48,7 +48,7 @@ def shorter(study: Study) -> Study:
 
 
 def compiled(study: Study) -> Study:
-    """In float32 too that takes a third off a step; for runs that are compared with others like them."""
+    """Faster in float32 too (d = 512: 3.5 instead of 5.0 s a step, timed once); for runs compared with like ones."""
     return replace(study, autocast=False, compiled=True)
 
 
