@@ -100,8 +100,8 @@ def raced(output: Path, runs: Sequence[Study]) -> list[Study]:
     return list({study.name: study for study in runs if study.name in done}.values())
 
 
-def measure(data: Path, output: Path, runs: Sequence[Study], rates: Rates = RATES) -> None:
-    """Adds what is missing to OUTPUT/step_seconds.json, then reports."""
+def measure(data: Path, output: Path, runs: Sequence[Study], rates: Rates = RATES, shown: int = PAPER_RATE) -> None:
+    """Adds what is missing to OUTPUT/step_seconds.json, then reports. `shown`: the rate at which losses are drawn."""
     times, studies = read_times(output), raced(output, runs)
     for study in studies:
         known = times.runs.get(study.name)
@@ -112,7 +112,7 @@ def measure(data: Path, output: Path, runs: Sequence[Study], rates: Rates = RATE
         seconds = times.runs[study.name].seconds[key(mbps)] = step_seconds(study, data, mbps)
         write_atomically(output / "step_seconds.json", msgspec.json.format(msgspec.json.encode(times)) + b"\n")
         print(f"[{number}/{len(todo)}] {study.name} at {key(mbps)} Mbps: {seconds:.3f} s a step", flush=True)
-    print(report_clock(output, rates))
+    print(report_clock(output, rates, shown))
 
 
 def key(mbps: int | None) -> str:
@@ -139,6 +139,11 @@ def curve_of(result: Result) -> Curve:
     return [(int(point["tokens"]), point["loss"]) for point in result.validations]
 
 
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """Of seeds, which are validated after the same tokens."""
+    return [(points[0][0], mean(loss for _, loss in points)) for points in zip(*curves, strict=True)]
+
+
 def tokens_of(name: str, seed: int, loss: float, results: Sequence[Result]) -> float:
     """That a run of this name and seed needs, where at least one is known to end at this loss or below."""
     curves = [curve_of(result) for result in results if (result.name, result.seed) == (name, seed)]
@@ -147,7 +152,7 @@ def tokens_of(name: str, seed: int, loss: float, results: Sequence[Result]) -> f
     return tokens
 
 
-def report_clock(output: Path, rates: Rates = RATES) -> str:
+def report_clock(output: Path, rates: Rates = RATES, shown: int = PAPER_RATE) -> str:
     times = read_times(output).runs
     results = [result for result in read_results(output) if not result.diverged and result.name in times]
     longest = max(result.tokens for result in results)
@@ -179,8 +184,9 @@ def report_clock(output: Path, rates: Rates = RATES) -> str:
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += ["", *crossings(minutes, rates), "", "![loss over the clock](clock.png)", ""]
     (output / "clock.md").write_text("\n".join(lines))
-    first = {name: curve_of(same[seeds[0]]) for name, same in finals.items()}
-    draw(first, {name: times[name].seconds for name in finals}, minutes, target, output / "clock.png", rates)
+    curves = {name: mean_curve([curve_of(same[seed]) for seed in seeds]) for name, same in finals.items()}
+    seconds = {name: times[name].seconds for name in finals}
+    draw(curves, seconds, minutes, target, output / "clock.png", rates, shown)
     return "\n".join(lines)
 
 
@@ -209,12 +215,13 @@ def draw(
     target: float,
     path: Path,
     all_rates: Rates,
+    shown: int,
 ) -> None:
     plt = pyplot()
     figure, (over_time, to_loss) = plt.subplots(1, 2, figsize=(12, 4.4), layout="constrained")
     colours = {name: plt.get_cmap("tab10")(index) for index, name in enumerate(curves)}
     for name, curve in curves.items():
-        for rate, style in (("unlimited", ":"), (str(PAPER_RATE), "-")):
+        for rate, style in (("unlimited", ":"), (str(shown), "-")):
             if rate == "unlimited" and name != "dense":
                 continue
             times = [tokens / TOKENS_PER_STEP * seconds[name][rate] / 60 for tokens, _ in curve]
@@ -222,7 +229,7 @@ def draw(
             over_time.plot(times, [loss for _, loss in curve], style, marker="o", color=colours[name], label=label)
     over_time.axhline(target, color="#444444", linewidth=1)
     over_time.set(
-        xlabel="minutes", ylabel="validation loss, nats per token", title=f"Loss over time, {PAPER_RATE} Mbps"
+        xlabel="minutes", ylabel="validation loss, nats per token", title=f"Loss over time, {shown} Mbps, mean of seeds"
     )
     rates = [mbps for mbps in all_rates if mbps]
     for name, mine in minutes.items():
@@ -231,8 +238,8 @@ def draw(
     to_loss.set_yscale("log")
     to_loss.set_xticks(rates, [str(mbps) for mbps in rates])
     low, high = to_loss.get_ylim()
-    shown = [tick for tick in (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100, 200, 500) if low <= tick <= high]
-    to_loss.set_yticks(shown, [str(tick) for tick in shown])
+    ticks = [tick for tick in (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100, 200, 500, 1000) if low <= tick <= high]
+    to_loss.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     to_loss.minorticks_off()
     to_loss.set(xlabel="Mbps of every line", ylabel="minutes", title=f"Time to a loss of {target:.3f}")
     for axes in (over_time, to_loss):

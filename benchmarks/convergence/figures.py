@@ -39,8 +39,8 @@ def names_of(pattern: str) -> set[str]:
     return {pattern.format(n) for n in STRENGTHS}
 
 
-def draw_pareto(compared: Sequence[Compared], path: Path, families: Families = FAMILIES) -> None:
-    """The gap over bytes, one panel for each budget of tokens: down and to the left is better."""
+def draw_pareto(compared: Sequence[Compared], path: Path, families: Families = FAMILIES, line: str = "-") -> None:
+    """The gap over bytes, one panel for each budget of tokens: down and to the left is better. With `line`s."""
     plt = pyplot()
     names = {result.name for result, _ in compared}
     families = {label: family for label, family in families.items() if names & names_of(family[0])}
@@ -48,7 +48,7 @@ def draw_pareto(compared: Sequence[Compared], path: Path, families: Families = F
     size = (5.6 * len(budgets) + 0.6, 4.6)
     figure, panels = plt.subplots(1, len(budgets), figsize=size, layout="constrained", squeeze=False, sharey=True)
     for axes, tokens in zip(panels[0], budgets, strict=True):
-        draw_budget(axes, [(result, gap) for result, gap in compared if result.tokens == tokens], families)
+        draw_budget(axes, [(result, gap) for result, gap in compared if result.tokens == tokens], families, line)
         axes.set_title(f"after {tokens / 1e6:.1f} M tokens")
         axes.set_xlabel("bytes per token at each of 3 boundaries, both ways")
     panels[0][0].set_ylabel("validation loss above dense, %")
@@ -59,7 +59,7 @@ def draw_pareto(compared: Sequence[Compared], path: Path, families: Families = F
     plt.close(figure)
 
 
-def draw_budget(axes: Any, compared: Sequence[Compared], families: Families) -> None:
+def draw_budget(axes: Any, compared: Sequence[Compared], families: Families, line: str) -> None:
     for label, (pattern, colour, marker) in families.items():
         points: dict[float, list[float]] = defaultdict(list)
         for result, gap in compared:
@@ -69,7 +69,8 @@ def draw_budget(axes: Any, compared: Sequence[Compared], families: Families) -> 
         middle = [mean(points[place]) for place in places]
         below = [at - min(points[place]) for at, place in zip(middle, places, strict=True)]
         above = [max(points[place]) - at for at, place in zip(middle, places, strict=True)]
-        axes.errorbar(places, middle, yerr=(below, above), color=colour, marker=marker, capsize=3, label=label)
+        style = {"color": colour, "marker": marker, "linestyle": line}
+        axes.errorbar(places, middle, yerr=(below, above), capsize=3, label=label, **style)
         alone = [(place, at) for place, at in zip(places, middle, strict=True) if len(points[place]) == 1]
         if alone:
             axes.plot(*zip(*alone, strict=True), marker, color=colour, markerfacecolor="white", zorder=5)

@@ -1,7 +1,7 @@
 """The tables of the study, from the records of its finished runs alone."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -114,7 +114,17 @@ def seeds_table(results: list[Result], dense: Dense, full: float) -> list[str]:
     return [*lines, ""]
 
 
-def over_tokens_table(results: list[Result], dense: Dense, names: Iterable[str] = FINALISTS) -> list[str]:
+OVER_TOKENS = (
+    "## Over tokens",
+    "",
+    "The gap at each validation of the longest runs, mean over seeds: %, nats, bits/byte. Dense is on the same "
+    "schedule, so before the last of a row the rate is still high.",
+)
+
+
+def over_tokens_table(
+    results: list[Result], dense: Dense, names: Iterable[str] = FINALISTS, heading: Sequence[str] = OVER_TOKENS
+) -> list[str]:
     """The longest runs of these on their way: mean over seeds."""
     curves = {
         name: [dense.gaps_over_tokens(result) for result in same] for name, same in longest_of(results, names).items()
@@ -123,10 +133,7 @@ def over_tokens_table(results: list[Result], dense: Dense, names: Iterable[str] 
         return []
     places = sorted({at for same in curves.values() for curve in same for at in curve})
     lines = [
-        "## Over tokens",
-        "",
-        "The gap at each validation of the longest runs, mean over seeds: %, nats, bits/byte. Dense is on the same "
-        "schedule, so before the last of a row the rate is still high.",
+        *heading,
         "",
         "| run | seeds | " + " | ".join(f"{at / 1e6:.2f} M" for at in places) + " |",
         "|---|---:|" + "---:|" * len(places),

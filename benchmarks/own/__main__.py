@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.convergence.command import study_options
 from benchmarks.convergence.execute import execute, is_done
 from benchmarks.convergence.study import trainable
-from benchmarks.own.runs import DENSE, RATES, all_runs, result
+from benchmarks.own.runs import DENSE, RATES, all_runs, keel
 
 
 def print_list(output: Path) -> None:
@@ -42,7 +42,7 @@ def main() -> int:
     if options.what == "clock":
         from benchmarks.convergence.clock import measure
 
-        measure(options.data, options.output, [study for study in result() if "reach" not in study.name], RATES)
+        measure(options.data, options.output, (DENSE, keel(32), keel(16)), RATES, shown=1)
         return 0
     wanted = [study for study in all_runs() if not options.only or study.question in options.only]
     failed = execute(wanted, options.data, work=options.work, output=options.output, side_by_side=options.side_by_side)

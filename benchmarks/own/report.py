@@ -1,6 +1,7 @@
 """The tables and figures of the study of the keel, from the records of its finished runs alone."""
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -19,7 +20,7 @@ from benchmarks.convergence.figures import (
 from benchmarks.convergence.gaps import draw_over_tokens
 from benchmarks.convergence.report import over_tokens_table, questions_tables, seeds_table
 from benchmarks.convergence.results import Dense, Result, compared, read_results
-from benchmarks.own.runs import DENSE, RATES, RIVAL, WHOLE, keel
+from benchmarks.own.runs import DENSE, RATES, RIVAL, WHOLE, WIDE, keel
 from benchmarks.own.to_loss import QUESTION, time_table, tokens_table
 from thinpipe.report.figures import pyplot
 
@@ -32,7 +33,7 @@ python -m benchmarks.own report
 
 Made by the last of these from the records beside it, which hold settings, versions and losses. The gap is to the dense
 run of the same seed, tokens and width; all trained with AdamW at the learning rate that is best for dense, top-k at
-the best of its own: nothing else was tuned for any of them.
+the better of two at half the tokens: nothing else was tuned for any of them.
 Validation: 20 batches spread over all validation books, the same for all runs.
 Runs of 4.19 M tokens have products in bfloat16 and compiled blocks, those of 1.05 M and all to a loss are in float32
 (compiled: boundaries, pieces, to a loss, and at d = 512 all but the pair of seed 0)."""
@@ -58,6 +59,7 @@ OF_ALL: Families = {
     "the keel": ("keel {}x", "#b30000", "P"),
     "learned projector": ("learned {}x", "#a6761d", ">"),
     "bottleneck": ("bottleneck {}x", "#666666", "<"),
+    "bottleneck with our tables": ("bottleneck, our tables {}x", "#aaaaaa", "X"),
     **FAMILIES,
 }
 """Lines of the Pareto plot that has the methods of both studies."""
@@ -65,7 +67,9 @@ OF_ALL: Families = {
 
 def report(output: Path) -> None:
     results = read_results(output)
-    dense, wide = Dense(results), Dense(results, "dense, d = 512")
+    dense = Dense(results)
+    same_rate = [result for result in results if result.lr == DENSE.lr]
+    wide = Dense(same_rate, "dense, d = 512")
     same_schedule = [result for result in results if result.question != QUESTION]
     narrow = [result for result in same_schedule if "d = 512" not in result.name and dense.has(result)]
     twice = [result for result in same_schedule if "d = 512" in result.name and wide.has(result)]
@@ -77,7 +81,9 @@ def report(output: Path) -> None:
     lines += [*seeds_table(narrow, dense, full), *over_tokens_table(narrow, dense, COLOURS)]
     lines += [*crossing_table(narrow), *questions_tables(narrow, dense, full)]
     if twice:
-        lines += [*questions_tables(twice, wide, 2 * full - 2), *seeds_table(twice, wide, 2 * full - 2)]
+        full_twice = replace(DENSE, shape=WIDE).nbytes_per_token
+        lines += questions_tables(twice, wide, full_twice)
+        lines += seeds_table([result for result in twice if result in same_rate], wide, full_twice)
     ours = keel(32)
     lines += [*tokens_table(results, ours.name), *tokens_table(results, RIVAL)]
     lines += time_table(results, read_times(output), ours.name, full / ours.nbytes_per_token, RATES)
@@ -91,33 +97,29 @@ def report(output: Path) -> None:
 
 
 def draw_all(ours: list[Result], dense: Dense, papers: list[Result], path: Path) -> None:
-    """The methods of both studies, each run against the dense one of its own study, where the keel was run as long."""
+    """The methods of both studies, each run against the dense one of its own study, where the keel was run as long.
+
+    No lines: rates, products and seeds differ between the points of a method."""
     of_both = compared(ours, dense) + compared(papers, Dense(papers))
     lengths = {result.tokens for result in ours if result.name.startswith("keel")}
     shown = [(result, gap) for result, gap in of_both if result.tokens in lengths]
     if shown:
-        draw_pareto(shown, path, OF_ALL)
+        draw_pareto(shown, path, OF_ALL, line="none")
 
 
 def crossing_table(results: list[Result]) -> list[str]:
-    """Tables make a better model than dense has, so the gap to dense does not say what is lost at boundaries."""
-    lines = [
-        "## What is lost at boundaries",
-        "",
-        "Against the same model and tables, of which all channels cross, in bf16.",
-        "",
-        "| run | M tokens | seed | validation loss | all channels | lost, % |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    """Tables make a better model than dense is, so the gap to dense does not say what is lost at boundaries."""
+    lines = list[str]()
     for suffix in ("", ", reach 1"):
         whole = Dense(results, f"{WHOLE.name}{suffix}")
-        for result in results:
-            if result.name in (f"keel 16x{suffix}", f"keel 32x{suffix}") and whole.has(result) and not result.diverged:
-                lines.append(
-                    f"| {result.name} | {result.tokens / 1e6:.2f} | {result.seed} | {result.loss:.4f} | "
-                    f"{whole.of(result).loss:.4f} | {whole.gap(result).percent:+.2f} |"
-                )
-    return [*lines, ""] if len(lines) > 6 else []
+        both = [f"keel {ratio}x{suffix}" for ratio in (16, 32)]
+        heading = (
+            f"## What is lost at boundaries{suffix}",
+            "",
+            "Against the same model and tables, of which all channels cross, in bf16: %, nats, bits/byte.",
+        )
+        lines += over_tokens_table([result for result in results if whole.has(result)], whole, both, heading)
+    return lines
 
 
 def draw_methods(results: list[Result], dense: Dense, path: Path) -> None:

@@ -83,15 +83,18 @@ def test_a_record_that_knows_fewer_settings_is_still_one_of_its_run(tmp_path):
 
 def test_each_width_is_compared_with_its_own_dense_run(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    runs = {study.name: study for study in all_runs() if study.seed == 0}
+    runs = {study.name: study for study in all_runs() if study.seed == 0 and study.lr == DENSE.lr}
+    (another_rate,) = (study for study in all_runs() if study.name == "dense, d = 512" and study.lr != DENSE.lr)
     keep(tmp_path, DENSE, [5.0, 4.0])
     keep(tmp_path, keel(32), [5.0, 4.04])
     keep(tmp_path, runs["dense, d = 512"], [3.0, 2.0])
+    keep(tmp_path, another_rate, [3.0, 1.99])
     keep(tmp_path, runs["keel 64x, d = 512"], [3.0, 2.01])
     report(tmp_path)
     text = capsys.readouterr().out
     assert re.search(r"\| keel 32x \|.*\| 32.0x \|.*\| \+1.00 \|", text)
     assert re.search(r"\| keel 64x, d = 512 \|.*\| 64.0x \|.*\| \+0.50 \|", text)
+    assert re.search(r"\| dense, d = 512 \| 0.001 \|.*\| -0.50 \|", text), "that the keel had no such run is said"
     assert runs["keel 64x, d = 512"].shape == WIDE
     assert runs["keel 64x, d = 512"].tokens == SHORT
     assert (tmp_path / "over_tokens.png").stat().st_size > 10_000

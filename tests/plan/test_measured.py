@@ -1,5 +1,6 @@
 """The losses that a plan tells are those of the studies, and it tells none that was not measured."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,13 +33,41 @@ def model(**changes):
     return ModelSection(preset="llama-10m", boundaries=(2, 4, 6), **changes).resolve(4096)
 
 
+TABLES = NeckConfig(width=26, anchor_rank=64, first_rank=64, anchor_reach=4)
+NO_TABLES = {"anchor_rank": 0, "first_rank": 0, "anchor_reach": 1}
+
+
 def test_a_keel_is_told_its_own_figure_and_a_distant_ratio_none():
-    keel = model(neck=NeckConfig(width=26))
+    keel = model(neck=TABLES)
     assert nearest_gap(keel, BoundarySection(), 32.0).percent == 0.58
     assert nearest_gap(keel, BoundarySection(), 17.0).percent == -0.19
     assert nearest_gap(keel, BoundarySection(), 128.0) is None
-    assert say_gap(keel, BoundarySection(), 128.0) == "not measured for keel at 128.0 times fewer bytes"
+    assert say_gap(keel, BoundarySection(), 128.0).startswith("not measured for keel")
     assert "3 seeds" in say_gap(keel, BoundarySection(), 32.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "percent"),
+    [
+        ({"anchor_reach": 1}, 2.03),
+        (NO_TABLES, None),
+        ({"first_rank": 0}, None),
+        ({"ngram_rows": 64}, None),
+        ({"kind": "bottleneck"}, -2.51),
+        ({"kind": "bottleneck"} | NO_TABLES, 5.60),
+        ({"kind": "learned"}, None),
+    ],
+)
+def test_what_segments_know_by_themselves_makes_another_figure_or_none(changes, percent):
+    gap = nearest_gap(model(neck=replace(TABLES, **changes)), BoundarySection(), 32.0)
+    assert (gap and gap.percent) == percent
+
+
+def test_a_keel_with_more_boundaries_is_told_that_they_add_up():
+    four = model(neck=TABLES)
+    eight = replace(four, boundaries=(1, 2, 3, 4, 5, 6, 7))
+    assert "grows" not in say_gap(four, BoundarySection(), 32.0)
+    assert "grows" in say_gap(eight, BoundarySection(), 32.0)
 
 
 def test_dense_in_bf16_loses_nothing_and_in_int8_is_not_measured():
@@ -49,4 +78,5 @@ def test_dense_in_bf16_loses_nothing_and_in_int8_is_not_measured():
 def test_kinds_are_not_mixed_up():
     sparse = BoundarySection(states=Compression(kind="topk", keep=0.1), gradients=Compression(kind="topk", keep=0.1))
     assert nearest_gap(model(), sparse, 8.0).kind == "topk"
+    assert nearest_gap(model(subspace=SubspaceConfig(width=16)), BoundarySection(), 15.5).seeds == 3
     assert nearest_gap(model(subspace=SubspaceConfig(width=8)), BoundarySection(), 32.0).kind == "subspace"

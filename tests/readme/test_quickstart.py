@@ -99,6 +99,14 @@ def test_the_slow_line_shows_what_the_readme_says(quick_start):
     assert "loss over time" in (folder / page).read_text()
 
 
+def test_the_keel_trains_and_its_export_brings_its_code(quick_start):
+    folder, _ = quick_start
+    train, export = commands("keel")
+    assert "bubble: " in run([*train, *TWO_STEPS], folder)
+    assert "trust_remote_code=True" in run(export, folder)
+    assert_same_in_transformers(folder / "exported-keel", folder / "runs/default", "Alice looked", trust=True)
+
+
 def test_four_peers_and_a_hub_on_this_machine(quick_start):
     folder, _ = quick_start
     (up,) = commands("friends")

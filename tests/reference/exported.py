@@ -12,11 +12,13 @@ from thinpipe.models.generate import generate
 NEW_TOKENS = 30
 
 
-def assert_same_in_transformers(exported: Path, run: Path, prompt: str) -> tuple[Tensor, Tensor]:
-    """Returns the prompt's ids and our logits."""
+def assert_same_in_transformers(
+    exported: Path, run: Path, prompt: str, *, trust: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Returns the prompt's ids and our logits. `trust`: the code that comes with the folder."""
     transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=trust).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported, trust_remote_code=trust)
     ours = load_model(find_checkpoint(run))
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     with torch.no_grad():

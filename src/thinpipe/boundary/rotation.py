@@ -1,7 +1,8 @@
-"""A seeded orthogonal rotation that spreads a few large entries over the whole row, so that integers waste no range.
+"""A seeded orthogonal rotation that spreads a few large entries over their block, so that integers waste no range.
 
 Random signs, then a Walsh-Hadamard transform on blocks of the largest power of two that divides the width: orthogonal,
-its own inverse up to the signs, and W log W additions a row. A basis that is already random needs none.
+its own inverse up to the signs, and W log W additions a row. A block is the row if W is a power of two, and a pair if W
+is twice an odd number. A basis that is already random needs none.
 """
 
 import torch
