@@ -131,6 +131,7 @@ def pieces() -> Iterator[Study]:
         ("12 channels, int8", dealt(12), INT8),
         ("26 channels, int4, no tables after the first", no_tables, INT4),
         ("26 channels, int4, full first table", full_first, INT4),
+        ("26 channels, int4, and tables of pairs", replace(of_26, ngram_rows=4096), INT4),
     ):
         study = replace(compiled(shorter(keel(32))), neck=neck, boundary=boundary, matched=True)
         yield replace(study, question="pieces", name=name, priority=56)

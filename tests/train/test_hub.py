@@ -45,6 +45,18 @@ def test_up_trains_to_the_weights_of_one_process(run_config, hosted, programs):
     assert (code, printed.startswith("finished; ")) == (0, True), printed
 
 
+def test_up_ends_when_all_its_peers_have_failed_and_says_why(hosted, programs):
+    config, file = hosted
+    peers = config.job.dump_folder / "peers"
+    for index in range(2):
+        (peers / str(index)).mkdir(parents=True)
+        (peers / str(index) / "identity.toml").write_text("nobody = 1\n")
+    up = programs("up", "up", file, "--peers", 2)
+    assert up.finish() == 1, up.printed
+    for index in range(2):
+        assert re.search(rf"peer {index} has failed: .*identity.toml.*{index}/output.log", up.printed), up.printed
+
+
 @pytest.fixture
 def endless(hosted):
     """More steps than anyone waits for."""

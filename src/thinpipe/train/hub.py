@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from thinpipe.train.alone import alone_in
 from thinpipe.train.console import open_display
 from thinpipe.train.hosting import HostedRun
 from thinpipe.train.hub_config import HubConfig, UpConfig
+from thinpipe.train.join import COME_BACK
 from thinpipe.train.room import wait_for_room
 from thinpipe.train.stopping import StopRequest
 
@@ -44,9 +46,10 @@ def run(config: HubConfig) -> int:
 
 
 def up(config: UpConfig) -> int:
-    """The peers are processes of their own, which write into the run's folder."""
+    """The peers are processes of their own, which write into the run's folder. Exit code 1 when all have failed."""
     console, processes = _console(), list[subprocess.Popen[bytes]]()
     hub_config, folder = config.as_hub(), config.job.dump_folder / "peers"
+    watchers = list[asyncio.Task[None]]()
     with _ending(processes):
 
         async def start_peers(hub: Hub) -> None:
@@ -58,8 +61,30 @@ def up(config: UpConfig) -> int:
                 f"{config.peers} peers, which write into {folder}/*/output.log; thinpipe status "
                 f"{config.job.dump_folder} shows them"
             )
+            watchers.append(asyncio.create_task(_watch_peers(processes, folder, hub, console.print)))
 
-        return _host(hub_config, console, start_peers)
+        code = _host(hub_config, console, start_peers)
+        return 1 if all(map(_has_failed, processes)) else code
+
+
+async def _watch_peers(
+    processes: "list[subprocess.Popen[bytes]]", folder: Path, hub: Hub, tell: Callable[[str], None]
+) -> None:
+    """Says what became of those that fail, and stops the hub, which would wait for ever, when no one is left."""
+    told = set[int]()
+    while len(told) < len(processes):
+        await asyncio.sleep(_LOOK_SECONDS)
+        for index, process in enumerate(processes):
+            if index not in told and _has_failed(process):
+                told.add(index)
+                log = folder / str(index) / "output.log"
+                last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+                tell(f"peer {index} has failed: {last} (all it printed: {log})")
+    hub.stop()
+
+
+def _has_failed(process: "subprocess.Popen[bytes]") -> bool:
+    return process.poll() not in (None, 0, COME_BACK)
 
 
 def _host(config: HubConfig, console: Console, begin: Begin) -> int:
@@ -136,13 +161,14 @@ def _join(invite: str, folder: Path, *, threads: int) -> "subprocess.Popen[bytes
 
 @contextlib.contextmanager
 def _ending(processes: "list[subprocess.Popen[bytes]]") -> Iterator[None]:
-    """Peers leave by themselves when the run has ended."""
+    """Peers leave by themselves when the run has ended, all at once."""
     try:
         yield
     finally:
+        deadline = time.monotonic() + _LEAVE_SECONDS
         for process in processes:
             try:
-                process.wait(_LEAVE_SECONDS)
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
