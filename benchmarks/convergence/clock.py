@@ -229,7 +229,9 @@ def draw(
             over_time.plot(times, [loss for _, loss in curve], style, marker="o", color=colours[name], label=label)
     over_time.axhline(target, color="#444444", linewidth=1)
     over_time.set(
-        xlabel="minutes", ylabel="validation loss, nats per token", title=f"Loss over time, {shown} Mbps, mean of seeds"
+        xlabel="minutes",
+        ylabel="validation loss, nats per token",
+        title=f"Loss over time, {shown} Mbps, seeds' mean",
     )
     rates = [mbps for mbps in all_rates if mbps]
     for name, mine in minutes.items():

@@ -87,7 +87,7 @@ def row(result: Result, dense: Dense, full: float) -> str:
     )
 
 
-def seeds_table(results: list[Result], dense: Dense, full: float) -> list[str]:
+def seeds_table(results: list[Result], dense: Dense, full: float, title: str = "Over seeds") -> list[str]:
     """Runs with several seeds, each against the dense run of its own."""
     by_name: dict[tuple[str, int], list[Result]] = defaultdict(list)
     for result in best_of_learning_rates(results):
@@ -97,7 +97,7 @@ def seeds_table(results: list[Result], dense: Dense, full: float) -> list[str]:
     if not several:
         return []
     lines = [
-        "## Over seeds",
+        f"## {title}",
         "",
         "The gap of each run to the dense run of its seed; in brackets the least and the largest.",
         "",

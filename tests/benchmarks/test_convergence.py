@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from benchmarks.convergence.clock import RATES as LINES
-from benchmarks.convergence.clock import Timed, Times, fewest_tokens_to, key, report_clock, tokens_to
+from benchmarks.convergence.clock import Timed, Times, fewest_tokens_to, key, mean_curve, report_clock, tokens_to
 from benchmarks.convergence.execute import alone_in, execute, is_done, result_path, settings_of
 from benchmarks.convergence.report import report
 from benchmarks.convergence.results import Dense, read_results
@@ -175,6 +175,10 @@ def test_the_clock_says_where_dense_overtakes(tmp_path):
     told = report_clock(tmp_path)
     assert f"dense overtakes {ROW.name} between 10 and 20 Mbps" in told
     assert (tmp_path / "clock.png").stat().st_size > 10_000
+
+
+def test_the_curve_of_several_seeds_is_their_mean():
+    assert mean_curve([[(1, 6.0), (2, 4.0)], [(1, 4.0), (2, 3.0)]]) == [(1, 5.0), (2, 3.5)]
 
 
 def test_the_clock_pairs_seeds(tmp_path):

@@ -55,7 +55,10 @@ def test_a_keel_is_told_its_own_figure_and_a_distant_ratio_none():
         ({"ngram_rows": 64}, None),
         ({"kind": "bottleneck"}, -2.51),
         ({"kind": "bottleneck"} | NO_TABLES, 5.60),
+        ({"kind": "bottleneck"} | NO_TABLES | {"first_rank": 64}, None),
         ({"kind": "learned"}, None),
+        ({"kind": "learned", "first_rank": 0}, None),
+        ({"kind": "learned", "first_rank": 0, "anchor_reach": 1}, 1.80),
     ],
 )
 def test_what_segments_know_by_themselves_makes_another_figure_or_none(changes, percent):

@@ -104,7 +104,7 @@ def test_the_keel_trains_and_its_export_brings_its_code(quick_start):
     train, export = commands("keel")
     assert "bubble: " in run([*train, *TWO_STEPS], folder)
     assert "trust_remote_code=True" in run(export, folder)
-    assert_same_in_transformers(folder / "exported-keel", folder / "runs/default", "Alice looked", trust=True)
+    assert_same_in_transformers(folder / "exported-keel", folder / "runs/keel", "Alice looked", trust=True)
 
 
 def test_four_peers_and_a_hub_on_this_machine(quick_start):

@@ -1,10 +1,12 @@
 """`thinpipe hub`, `join`, `up`, `status` and `kick` as people use them: real processes, a real server."""
 
 import json
+import os
 import re
 import signal
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from tests.train.commits import wait_until
@@ -51,10 +53,33 @@ def test_up_ends_when_all_its_peers_have_failed_and_says_why(hosted, programs):
     for index in range(2):
         (peers / str(index)).mkdir(parents=True)
         (peers / str(index) / "identity.toml").write_text("nobody = 1\n")
+        (peers / str(index) / "output.log").write_text("what an earlier life said\n")
     up = programs("up", "up", file, "--peers", 2)
     assert up.finish() == 1, up.printed
     for index in range(2):
         assert re.search(rf"peer {index} has failed: .*identity.toml.*{index}/output.log", up.printed), up.printed
+    assert up.printed.strip().splitlines()[-1] == "all peers have ended, and the run has not"
+    assert "an earlier life" not in up.printed
+
+
+def test_up_goes_on_without_one_that_is_killed_and_ends_when_the_others_have_left(endless, programs):
+    config, file = endless
+    up = programs("up", "up", file, "--peers", 2)
+    up.until("epoch 1: ")
+    wait_until(lambda: steps_of(config))
+    killed, leaving = peer_processes(up)
+    os.kill(killed, signal.SIGKILL)
+    up.until("peer 0 has failed: ended by SIGKILL")
+    up.until("epoch 2: ")
+    os.kill(leaving, signal.SIGINT)
+    assert up.finish() == 1, up.printed
+    assert up.printed.strip().splitlines()[-1] == "all peers have ended, and the run has not"
+
+
+def peer_processes(up):
+    """In the order in which it started them; its server is no peer."""
+    children = psutil.Process(up.process.pid).children()
+    return [child.pid for child in sorted(children, key=lambda child: child.create_time()) if "join" in child.cmdline()]
 
 
 @pytest.fixture

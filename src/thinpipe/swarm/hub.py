@@ -61,7 +61,7 @@ class Hub:
         self.epochs = Epochs(hosted, settings, memory, self._publish, self._tell, lambda: broker.peers)
         self.roster = self.epochs.roster
         self.gate = Gate(broker, run=settings.run, public_url=settings.public_url, code=hosted.code, tell=self._tell)
-        self._gone = asyncio.Event()
+        self._gone, self._why_stopping = asyncio.Event(), ""
         self._keeping = KeepService(hosted.accept, hosted.kept, hosted.not_kept)
 
     async def run(self, begin: "Callable[[Hub], Awaitable[None]]") -> str:
@@ -110,7 +110,7 @@ class Hub:
             await epochs.look(now)
             await epochs.let_in()
             if epochs.stop_wanted and not self.roster.at_work:
-                epochs.stopping = "stopped by the hub's owner; the same command goes on"
+                epochs.stopping = self._why_stopping
             elif epochs.stop_wanted:  # again and again, for those who have begun to listen just now
                 await self._publish("bcast.stop", b"")
             epochs.tell_if_new("commits", self.hosted.commits)
@@ -124,8 +124,9 @@ class Hub:
             await asyncio.sleep(LOOK_SECONDS)
         raise ConnectionError(f"nats-server is gone. The end of its log:\n{self.broker.log_tail()}")
 
-    def stop(self) -> None:
-        """Asks the peers to save and to stop. No epoch begins any more."""
+    def stop(self, why: str = "stopped by the hub's owner; the same command goes on") -> None:
+        """Asks the peers to save and to stop. No epoch begins any more. The first reason counts."""
+        self._why_stopping = self._why_stopping or why
         self.epochs.stop_wanted = True
 
     # What peers ask. `peer` is who asks: the server lets nobody ask as another.

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -46,45 +48,59 @@ def run(config: HubConfig) -> int:
 
 
 def up(config: UpConfig) -> int:
-    """The peers are processes of their own, which write into the run's folder. Exit code 1 when all have failed."""
-    console, processes = _console(), list[subprocess.Popen[bytes]]()
+    """The peers are processes of their own, which write into the run's folder."""
+    console, peers = _console(), list[LocalPeer]()
     hub_config, folder = config.as_hub(), config.job.dump_folder / "peers"
     watchers = list[asyncio.Task[None]]()
-    with _ending(processes):
+    with _ending(peers):
 
         async def start_peers(hub: Hub) -> None:
             for index in range(config.peers):
                 home = folder / str(index)
                 invite = str(home) if (home / "identity.toml").exists() else (await hub.gate.invite()).line()
-                processes.append(_join(invite, home, threads=max(1, (os.cpu_count() or 1) // config.peers)))
+                peers.append(_join(invite, home, threads=max(1, (os.cpu_count() or 1) // config.peers)))
             console.print(
                 f"{config.peers} peers, which write into {folder}/*/output.log; thinpipe status "
                 f"{config.job.dump_folder} shows them"
             )
-            watchers.append(asyncio.create_task(_watch_peers(processes, folder, hub, console.print)))
+            watchers.append(asyncio.create_task(_watch_peers(peers, hub, console.print)))
 
-        code = _host(hub_config, console, start_peers)
-        return 1 if all(map(_has_failed, processes)) else code
+        return _host(hub_config, console, start_peers)
 
 
-async def _watch_peers(
-    processes: "list[subprocess.Popen[bytes]]", folder: Path, hub: Hub, tell: Callable[[str], None]
-) -> None:
-    """Says what became of those that fail, and stops the hub, which would wait for ever, when no one is left."""
+@dataclass(frozen=True)
+class LocalPeer:
+    """A peer that `up` has started."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    earlier_nbytes: int
+    """What is in the log of its lives before."""
+
+    @property
+    def has_failed(self) -> bool:
+        return self.process.poll() not in (None, 0, COME_BACK)
+
+    def last_words(self) -> str:
+        code = self.process.returncode
+        if code < 0:
+            return f"ended by {signal.Signals(-code).name}"
+        words = self.log.read_bytes()[self.earlier_nbytes :].decode(errors="replace").split("\n")
+        return next((line for line in reversed(words) if line.strip()), f"exit code {code}")
+
+
+async def _watch_peers(peers: Sequence[LocalPeer], hub: Hub, tell: Callable[[str], None]) -> None:
+    """Says what became of those that fail, and stops the hub, which would wait for ever, when nobody is left."""
     told = set[int]()
-    while len(told) < len(processes):
+    while hub.roster.present or any(peer.process.poll() is None for peer in peers):
         await asyncio.sleep(_LOOK_SECONDS)
-        for index, process in enumerate(processes):
-            if index not in told and _has_failed(process):
+        for index, peer in enumerate(peers):
+            if index not in told and peer.has_failed:
                 told.add(index)
-                log = folder / str(index) / "output.log"
-                last = log.read_text(errors="replace").strip().rpartition("\n")[2]
-                tell(f"peer {index} has failed: {last} (all it printed: {log})")
-    hub.stop()
-
-
-def _has_failed(process: "subprocess.Popen[bytes]") -> bool:
-    return process.poll() not in (None, 0, COME_BACK)
+                with contextlib.suppress(OSError):
+                    tell(f"peer {index} has failed: {peer.last_words()} (all it printed: {peer.log})")
+    if not hub.epochs.ended:
+        hub.stop("all peers have ended, and the run has not")
 
 
 def _host(config: HubConfig, console: Console, begin: Begin) -> int:
@@ -144,29 +160,32 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _join(invite: str, folder: Path, *, threads: int) -> "subprocess.Popen[bytes]":
+def _join(invite: str, folder: Path, *, threads: int) -> LocalPeer:
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "thinpipe", "join", invite]
     if not invite.startswith(str(folder)):
         command += ["--folder", str(folder)]
-    with (folder / "output.log").open("ab") as output:
-        return subprocess.Popen(
+    log = folder / "output.log"
+    with log.open("ab") as output:
+        earlier_nbytes = log.stat().st_size
+        process = subprocess.Popen(
             command,
             env={"OMP_NUM_THREADS": str(threads), **os.environ},
             stdout=output,
             stderr=subprocess.STDOUT,
             process_group=0,  # Ctrl+C reaches this process alone, whose hub passes it on
         )
+    return LocalPeer(process, log, earlier_nbytes)
 
 
 @contextlib.contextmanager
-def _ending(processes: "list[subprocess.Popen[bytes]]") -> Iterator[None]:
+def _ending(peers: Sequence[LocalPeer]) -> Iterator[None]:
     """Peers leave by themselves when the run has ended, all at once."""
     try:
         yield
     finally:
         deadline = time.monotonic() + _LEAVE_SECONDS
-        for process in processes:
+        for process in (peer.process for peer in peers):
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
