@@ -62,6 +62,7 @@ def test_up_ends_when_all_its_peers_have_failed_and_says_why(hosted, programs):
     assert "an earlier life" not in up.printed
 
 
+@pytest.mark.long
 def test_up_goes_on_without_one_that_is_killed_and_ends_when_the_others_have_left(endless, programs):
     config, file = endless
     up = programs("up", "up", file, "--peers", 2)
