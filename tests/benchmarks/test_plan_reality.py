@@ -19,6 +19,8 @@ from benchmarks.plan_reality import (
 )
 from thinpipe.cli import main
 
+pytestmark = pytest.mark.programs
+
 STEPS = 3
 CORES = 2.0
 THIN, DENSE = SETTINGS[5], SETTINGS[3]

@@ -1,14 +1,13 @@
 """The verbs together, as a person would chain them, through real processes and small files."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.reference.exported import assert_close_logits, assert_same_in_transformers
+from tests.warm import run_warm
 from thinpipe.checkpoint import find_checkpoint, load_model
 
 SETTINGS = """
@@ -39,8 +38,7 @@ steps = 2
 
 
 def thinpipe(*arguments, cwd, code=0):
-    command = [sys.executable, "-m", "thinpipe", *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+    done = run_warm("thinpipe", *arguments, cwd=cwd, timeout=600)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout if code == 0 else done.stderr
 

@@ -2,13 +2,12 @@
 
 import json
 import re
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
 
 from tests.readme.pages import ROOT, marked, save_files
+from tests.warm import run_warm
 from thinpipe.cli import main
 from thinpipe.core.events import Step, read_events
 from thinpipe.data.sources import open_sources
@@ -28,8 +27,7 @@ def follow(page, name):
 
 def train(*words):
     """In a program of its own, which may start others."""
-    command = [sys.executable, "-m", "thinpipe", "train", *words, *FEW_STEPS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    done = run_warm("thinpipe", "train", *words, *FEW_STEPS, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.warm import WarmProcess, run_warm
 from thinpipe.checkpoint import CheckpointFolder
 from thinpipe.core.events import Step, read_events
 from thinpipe.train.loop import Trainer
@@ -28,14 +29,18 @@ class Program:
         folder.mkdir(parents=True, exist_ok=True)
         prefix = [] if place is None else ["ip", "netns", "exec", place.namespace]
         self.output = folder / f"{name}.out"
+        environment = ENVIRONMENT | (environment or {})
         with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", module, *map(str, arguments)],
-                env=ENVIRONMENT | (environment or {}),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-            )
+            if place is None:
+                self.process = WarmProcess(module, *arguments, env=environment, stdout=output, process_group=0)
+            else:
+                self.process = subprocess.Popen(
+                    [*prefix, sys.executable, "-m", module, *map(str, arguments)],
+                    env=environment,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,
+                )
 
     @property
     def printed(self):
@@ -80,14 +85,16 @@ def hub_arguments(file, peers, *more, lost_after=120):
 
 def run_to_end(*arguments, path=None, seconds=PATIENCE):
     """(exit code, all that it printed). `path`: where Python finds another thinpipe."""
-    environment = ENVIRONMENT if path is None else {**ENVIRONMENT, "PYTHONPATH": f"{path}{os.pathsep}{os.getcwd()}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "thinpipe", *map(str, arguments)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
+    if path is None:
+        done = run_warm("thinpipe", *arguments, env=ENVIRONMENT, timeout=seconds)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-m", "thinpipe", *map(str, arguments)],
+            env={**ENVIRONMENT, "PYTHONPATH": f"{path}{os.pathsep}{os.getcwd()}"},
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
     return done.returncode, done.stdout + done.stderr
 
 

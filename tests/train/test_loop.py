@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.train.programs import files_of
+from tests.warm import WarmProcess
 from thinpipe.boundary.settings import BoundarySection
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder
 from thinpipe.core.config import dump_toml, load_toml
@@ -278,8 +279,7 @@ def test_a_signal_saves_and_ends_with_zero(run_config, number, tmp_path):
     config = with_steps(run_config, 100_000)
     file = tmp_path / "run.toml"
     file.write_text(dump_toml(config))
-    command = [sys.executable, "-m", "thinpipe", "train", str(file)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = WarmProcess("thinpipe", "train", file, stdout=subprocess.PIPE)
     for line in process.stdout:
         if line.startswith("step:     10"):
             process.send_signal(number)

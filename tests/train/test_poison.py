@@ -5,7 +5,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -18,6 +17,7 @@ from tests.train.test_boundary_memories import few_samples  # noqa: F401  a fixt
 from tests.train.test_loop import events, in_folder
 from tests.train.test_processes import ENVIRONMENT, finish, placed
 from tests.transport.processes import free_port, group_environment
+from tests.warm import WarmProcess
 from thinpipe.bench.chaos_poison import poison
 from thinpipe.boundary.settings import BoundarySection, Compression
 from thinpipe.checkpoint import memories
@@ -90,12 +90,11 @@ def start_poisoned(config, plan, rank):
     port = free_port()
     told = {"POISON": json.dumps(plan), "POISON_RANK": str(rank)}
     return [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.train.poisoning", "train", str(file)],
+        WarmProcess(
+            "tests.train.poisoning",
+            *("train", file),
             env={**ENVIRONMENT, **group_environment(each, 2, port=port), **told},
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
         )
         for each in range(2)
     ]

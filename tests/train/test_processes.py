@@ -15,6 +15,7 @@ import pytest
 
 from tests.train.programs import PATIENCE, files_of, steps_of
 from tests.transport.processes import free_port, group_environment
+from tests.warm import WarmProcess
 from thinpipe.checkpoint import find_checkpoint
 from thinpipe.cli import main
 from thinpipe.core.config import dump_toml
@@ -38,13 +39,7 @@ def start(config, environment=ENVIRONMENT):
     folder = config.job.dump_folder
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "wanted.toml").write_text(dump_toml(config))
-    return subprocess.Popen(
-        [sys.executable, "-m", "thinpipe", "train", str(folder / "wanted.toml")],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return WarmProcess("thinpipe", "train", folder / "wanted.toml", env=environment, stdout=subprocess.PIPE)
 
 
 def start_hosts(configs):

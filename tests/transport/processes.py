@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 
+from tests.warm import WarmProcess
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -23,18 +25,23 @@ def group_environment(rank, count, address="127.0.0.1", port=None):
     }
 
 
-def start(count, module, *arguments):
+def start(count, module, *arguments, process=WarmProcess):
     port = free_port()
     return [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
+        process(
+            module,
+            *arguments,
             env={**os.environ, **group_environment(rank, count, port=port)},
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
         )
         for rank in range(count)
     ]
+
+
+def cold_process(module, *arguments, **how):
+    """An interpreter of its own from its start to its end."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return subprocess.Popen(command, stderr=subprocess.STDOUT, text=True, **how)
 
 
 def results(workers, seconds=600, codes=None):

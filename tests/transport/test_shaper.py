@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.transport.processes import results, start
+from tests.transport.processes import cold_process, results, start
 from thinpipe.transport.framing import wire_nbytes
 
 MEGABYTE = 1_000_000
@@ -110,7 +110,7 @@ def test_torchs_own_functions_and_stages_run_on_it(seen):
 
 
 def test_a_killed_peer_is_an_error_at_once_and_nothing_keeps_a_process_alive():
-    survivor, leaver, _ = results(start(3, "tests.transport.losses"), codes=[0, 0, -9])
+    survivor, leaver, _ = results(start(3, "tests.transport.losses", process=cold_process), codes=[0, 0, -9])
     assert survivor["threads"] == leaver["threads"] == []
     assert survivor["last_words"] == 7.0
     for outcome in survivor["receiving"]:

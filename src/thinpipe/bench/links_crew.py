@@ -8,7 +8,6 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -27,10 +26,9 @@ from thinpipe.bench.links_commands import (
     Timing,
 )
 from thinpipe.bench.links_run import Run
-from thinpipe.transport.meeting import MeetingPlace
+from thinpipe.transport.rendezvous import Rendezvous
 
 WORKER = "thinpipe.bench.links_worker"
-START_TIMEOUT = timedelta(seconds=120)
 ANSWER_SECONDS = 1800.0
 END_SECONDS = 15.0
 
@@ -46,21 +44,25 @@ class Crew:
         """`worker` is the module that each process runs: another one may give runs other groups."""
         self.size, self._worker = size, worker
         self._runs: list[Run] = []
-        self._place = MeetingPlace(size, timeout=START_TIMEOUT)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the crew
         self._answers: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **(variables or {})}
-        self._processes = [self._start(environment | self._place.variables(rank)) for rank in range(size)]
+        with Rendezvous(size) as rendezvous:
+            self._processes = [
+                self._start(environment | rendezvous.variables(rank), rendezvous.inherited_by(rank))
+                for rank in range(size)
+            ]
         for rank, process in enumerate(self._processes):
             threading.Thread(target=self._listen, args=(rank, process), daemon=True).start()
 
-    def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _start(self, environment: Mapping[str, str], inherited: tuple[int, ...]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", self._worker],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            pass_fds=inherited,
         )
 
     def _listen(self, rank: int, process: subprocess.Popen[bytes]) -> None:

@@ -36,7 +36,7 @@ from thinpipe.bench.links_commands import (
 from thinpipe.bench.links_run import Run
 from thinpipe.core.resident import peak_resident_nbytes
 from thinpipe.train.engine import Engine
-from thinpipe.transport.groups import open_group
+from thinpipe.transport.groups import init_gloo, open_group
 from thinpipe.transport.settings import LinkSection
 
 Opener = Callable[[LinkSection], dist.ProcessGroup]
@@ -143,7 +143,7 @@ def open_gloo(link: LinkSection) -> dist.ProcessGroup:
 def main(opener: Opener = open_gloo) -> None:
     answers, commands = _take_output(), _hear_commands()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    init_gloo(TIMEOUT)
     worker = Worker(opener)
     while line := commands.get():
         command: Command = msgspec.json.decode(line, type=Command)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from thinpipe.core.seeds import derive_seed
@@ -164,8 +165,17 @@ class Model(nn.Module):
 
 def build(config: ModelConfig) -> Model:
     """The model on the meta device: shapes and names, no memory."""
-    with torch.device("meta"):
+    with torch.device("meta"), _SkipInit():
         return Model(config)
+
+
+class _SkipInit(TorchFunctionMode):
+    """Skips torch's own initialisation of layers: on the meta device it only costs the import of torch's compiler."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in (kwargs or {}) else args[0]
+        return function(*args, **(kwargs or {}))
 
 
 def make_space(config: ModelConfig) -> DenseSpace | Subspace:

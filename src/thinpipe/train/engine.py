@@ -25,7 +25,7 @@ from thinpipe.core.resident import peak_resident_nbytes
 from thinpipe.models import Model, ModelConfig, build, materialise
 from thinpipe.pipeline.chain import Chain, token_losses
 from thinpipe.pipeline.placement import place
-from thinpipe.pipeline.runner import PipelineRunner, Runner, TwinRunner
+from thinpipe.pipeline.runner import Runner, TwinRunner
 from thinpipe.pipeline.watch import Watch
 from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, RowwiseAdamW, Subspace, rebase_squares
 from thinpipe.train.boundaries import boundary_method
@@ -129,6 +129,8 @@ class Engine:
         ]
         if self.group is None:
             return TwinRunner(chains[0])
+        from thinpipe.pipeline.pipeline_runner import PipelineRunner  # torch's pipelining takes a second to import
+
         parallelism = self.config.parallelism
         return PipelineRunner(
             chains,

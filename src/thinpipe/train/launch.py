@@ -1,8 +1,10 @@
 """`thinpipe train`: in this process, as one of those that `torchrun` started, or with local processes of its own.
 
-When one process ends badly, all end, and the first error is what a person reads last.
+A launcher of local processes imports no torch. When one process ends badly, all end, and the first error is what a
+person reads last.
 """
 
+import importlib
 import os
 import signal
 import subprocess
@@ -11,14 +13,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from threading import Thread
 from types import FrameType
 
 import msgspec
-import torch
-import torch.distributed as dist
 
 from thinpipe.core.config import dump_toml
 from thinpipe.core.errors import UserError
@@ -26,25 +24,16 @@ from thinpipe.core.files import write_atomically
 from thinpipe.swarm.lock import FolderLock
 from thinpipe.train.alone import alone_in
 from thinpipe.train.config import RunConfig
-from thinpipe.train.loop import Trainer
+from thinpipe.train.failure import ERROR_FILE, Failure
 from thinpipe.train.stopping import SIGNALS
-from thinpipe.transport.groups import open_group
-from thinpipe.transport.meeting import MeetingPlace
+from thinpipe.transport.rendezvous import Rendezvous
 
-_ERROR_FILE = "THINPIPE_ERROR_FILE"
 _GRACE_SECONDS = 10.0
 """For the other processes to notice that one is gone."""
 _IN_USE_BY = (
     "another `thinpipe train` or a hub, and two would write over each other's checkpoints: wait for it or stop it "
     "(Ctrl+C), or give this run a folder of its own with --job.dump-folder"
 )
-
-
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a process ended, in a file that its launcher reads."""
-
-    text: str
-    user_error: bool
 
 
 def run(config: RunConfig) -> int:
@@ -58,73 +47,20 @@ def run(config: RunConfig) -> int:
     with _only_one(config.job.dump_folder) as lock:
         if degree > 1 and started is None:
             return launch(config, degree, lock)
-        if config.debug.deterministic:
-            torch.use_deterministic_algorithms(True)
-        return _train(config, in_group=degree > 1)
+        process = importlib.import_module("thinpipe.train.process")  # torch takes seconds, and a launcher needs none
+        code: int = process.train(config, in_group=degree > 1)
+        return code
 
 
 @contextmanager
 def _only_one(folder: Path) -> Iterator[FolderLock | None]:
     """Keeps other runs out of the folder. Of the processes of one run one has the lock: their launcher, who lets them
     inherit it, or the first that `torchrun` started, for machines may share one folder."""
-    if _ERROR_FILE in os.environ or os.environ.get("RANK", "0") != "0":
+    if ERROR_FILE in os.environ or os.environ.get("RANK", "0") != "0":
         yield None
         return
     with alone_in(folder, _IN_USE_BY) as lock:
         yield lock
-
-
-def _train(config: RunConfig, *, in_group: bool) -> int:
-    trainer: Trainer | None = None
-    group: dist.ProcessGroup | None = None
-    try:
-        if in_group:
-            _stop_without_launcher()
-            group = open_group(config.link, timeout=timedelta(seconds=config.parallelism.timeout_seconds))
-        trainer = Trainer(config, group)
-        if config.job.print_config and trainer.exchange.rank == 0:
-            print(dump_toml(config))
-            print(f"# the model: {trainer.model_config}")
-        reason = trainer.train()
-    except Exception as error:
-        if not in_group:
-            raise
-        _leave_note(error, trainer)
-        if not isinstance(error, UserError | ConnectionError):
-            raise
-        return 2 if isinstance(error, UserError) else 1
-    if group is not None:
-        dist.destroy_process_group()
-    return 1 if reason in ("not_finite", "not_saved") else 0
-
-
-def _stop_without_launcher() -> None:
-    """A launcher that is gone closes this process's input: then the run saves and stops, as if it had been told to."""
-    if _ERROR_FILE not in os.environ:
-        return
-
-    def wait() -> None:
-        os.read(0, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    Thread(target=wait, name="waits for the launcher", daemon=True).start()
-
-
-def _leave_note(error: Exception, trainer: Trainer | None) -> None:
-    """Before the sockets close, so that it is older than the notes of those who lose this process."""
-    place = f"process {os.environ['RANK']}"
-    if trainer is not None:
-        stages = trainer.engine.placement.processes[trainer.exchange.rank]
-        place += f", stage {' and '.join(map(str, stages))}, step {trainer.finished_steps + 1}"
-    failure = Failure(text=f"{place}: {_in_words(error)}", user_error=isinstance(error, UserError))
-    if _ERROR_FILE in os.environ:
-        Path(os.environ[_ERROR_FILE]).write_bytes(msgspec.json.encode(failure))
-    else:
-        print(f"thinpipe: {failure.text}", file=sys.stderr)
-
-
-def _in_words(error: Exception) -> str:
-    return str(error) if isinstance(error, UserError | ConnectionError) else f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
@@ -141,15 +77,15 @@ def launch(config: RunConfig, degree: int, lock: FolderLock | None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "run.toml"
     write_atomically(settings, dump_toml(config).encode())
-    timeout = timedelta(seconds=config.parallelism.timeout_seconds)
-    place = MeetingPlace(degree, timeout=timeout)
     threads = str(max(1, (os.cpu_count() or 1) // degree))
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
     workers: list[Worker] = []
     inherited = lock.inheritable if lock else ()
     with _signals_to(workers):
-        for rank in range(degree):
-            workers.append(_start(settings, folder, rank, environment | place.variables(rank), inherited))
+        with Rendezvous(degree) as rendezvous:
+            for rank in range(degree):
+                variables, descriptors = rendezvous.variables(rank), inherited + rendezvous.inherited_by(rank)
+                workers.append(_start(settings, folder, rank, environment | variables, descriptors))
         return _watch(workers)
 
 
@@ -162,7 +98,7 @@ def _start(
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "thinpipe", "train", str(settings)],
-            env={**environment, _ERROR_FILE: str(note)},
+            env={**environment, ERROR_FILE: str(note)},
             stdin=subprocess.PIPE,  # stays open as long as this process lives
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
