@@ -16,8 +16,8 @@ from tests.swarm.brokers import running_broker
 from tests.transport.nats_peers import hub_services
 from tests.transport.processes import start
 from thinpipe.boundary.registry import COMPRESSORS, MEMORIES
-from thinpipe.core.code import KNOWN_TORCH
 from thinpipe.core.errors import UserError
+from thinpipe.core.numerics import KNOWN_TORCH
 from thinpipe.models.config import SubspaceConfig
 from thinpipe.pipeline.mail import mail_tag
 from thinpipe.pipeline.placement import place

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from thinpipe.core.errors import UserError
+from thinpipe.core.numerics import numerics
 from thinpipe.swarm.assign import Assignment
 from thinpipe.swarm.ballot import Ballot, VoteError
 from thinpipe.swarm.broker_config import HUB
@@ -243,7 +244,11 @@ class Process:
                 self.work = None
         elif self.work is None:
             request = NextRequest(
-                life=self.life, code="x", report=self.report, took_part_in=self.epoch, together_bps=self.together
+                life=self.life,
+                numerics=numerics(),
+                report=self.report,
+                took_part_in=self.epoch,
+                together_bps=self.together,
             )
             self.world.send(self, "next", request)
         elif self.gathering:

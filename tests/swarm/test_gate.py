@@ -5,16 +5,19 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from tests.swarm.brokers import running_broker
 from tests.transport.nats_peers import together
 from thinpipe.core.errors import UserError
+from thinpipe.core.numerics import Numerics
 from thinpipe.swarm.gate import Gate
 from thinpipe.swarm.identity import accept_invite, load_identity
 from thinpipe.transport.nats.dial import connect
 from thinpipe.transport.nats.post import Post
 
 MANY = 8
+NUMERICS = Numerics(version=1, torch="2.1.0")
 
 
 @contextmanager
@@ -31,7 +34,7 @@ def open_gate(running):
         client = await connect(
             running.url, running.fingerprint, running.broker.hub_seed, inbox="_INBOX.hub", on_down=lambda _: None
         )
-        gate = Gate(running.broker, run="r", public_url=running.url, code="code 1", tell=told.append)
+        gate = Gate(running.broker, run="r", public_url=running.url, numerics=NUMERICS, tell=told.append)
         await gate.open(client)
         return client, gate
 
@@ -51,7 +54,7 @@ def test_many_join_at_once_and_each_is_let_in_once(tmp_path):
         invites = [invite() for _ in range(MANY)]
 
         def join(index):
-            return accept_invite(invites[index], tmp_path / str(index), name="", code="code 1")
+            return accept_invite(invites[index], tmp_path / str(index), name="", numerics=NUMERICS)
 
         found = together(*(lambda i=i: join(i) for i in range(MANY)))
         assert sorted(identity.name for identity in found) == [f"p{number}" for number in range(MANY)]
@@ -59,23 +62,30 @@ def test_many_join_at_once_and_each_is_let_in_once(tmp_path):
         assert not running.broker.invites
         for identity in found:
             Post(identity.address).close()
-        assert accept_invite(invites[0], tmp_path / "0", name="", code="code 1") == found[0], "who we are already"
+        assert accept_invite(invites[0], tmp_path / "0", name="", numerics=NUMERICS) == found[0], "who we are already"
         with pytest.raises(UserError, match="does not know our key"):
-            accept_invite(invites[0], tmp_path / "another", name="", code="code 1")
+            accept_invite(invites[0], tmp_path / "another", name="", numerics=NUMERICS)
 
 
 def test_who_is_refused_keeps_the_invite(tmp_path):
     with running_broker(tmp_path / "hub", ()) as running, open_gate(running) as (invite, _):
         one, other = invite(), invite()
         for settings, message in (
-            ({"name": "", "code": "code 2"}, "code is 'code 2' there and 'code 1' at the hub"),
-            ({"name": "A b", "code": "code 1"}, "'A b' cannot be a name"),
+            (
+                {"name": "", "numerics": replace(NUMERICS, version=2)},
+                "you compute with numerics version 2 and the hub with 1: ",
+            ),
+            (
+                {"name": "", "numerics": replace(NUMERICS, torch="2.0.0")},
+                "you compute with torch 2.0.0 and the hub with 2.1.0: ",
+            ),
+            ({"name": "A b", "numerics": NUMERICS}, "'A b' cannot be a name"),
         ):
             with pytest.raises(UserError, match=message):
                 accept_invite(one, tmp_path / "one", **settings)
         assert load_identity(tmp_path / "one") is None
-        assert accept_invite(one, tmp_path / "one", name="anna", code="code 1").name == "anna"
+        assert accept_invite(one, tmp_path / "one", name="anna", numerics=NUMERICS).name == "anna"
         with pytest.raises(UserError, match="there is a peer anna already"):
-            accept_invite(other, tmp_path / "other", name="anna", code="code 1")
+            accept_invite(other, tmp_path / "other", name="anna", numerics=NUMERICS)
         with pytest.raises(UserError, match="belongs to another invite"):
-            accept_invite(other, tmp_path / "one", name="", code="code 1")
+            accept_invite(other, tmp_path / "one", name="", numerics=NUMERICS)

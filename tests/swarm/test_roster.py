@@ -3,6 +3,7 @@
 import pytest
 
 from thinpipe.core.errors import UserError
+from thinpipe.core.numerics import numerics
 from thinpipe.swarm.assign import Assignment
 from thinpipe.swarm.messages import Measure, NextRequest
 from thinpipe.swarm.reports import MachineReport, ProcessorReport
@@ -28,7 +29,7 @@ def roster_of(wanted, assigner=assign_all, **settings):
 
 
 def ask(roster, name, now=0.0, *, life="a", report=REPORT, **fields):
-    over = roster.asked(name, NextRequest(life=life, code="x", report=report, **fields), now)
+    over = roster.asked(name, NextRequest(life=life, numerics=numerics(), report=report, **fields), now)
     return over, roster.next_for(name, now)
 
 
@@ -313,7 +314,7 @@ def test_a_program_that_another_has_followed_is_not_heard():
     epoch = ask(roster, "a", took_part_in=1)[1]
     assert roster.is_past("b", "a")
     assert not roster.is_past("b", "z")
-    assert roster.asked("b", NextRequest(life="a", code="x", took_part_in=2), 0.0) is None
+    assert roster.asked("b", NextRequest(life="a", numerics=numerics(), took_part_in=2), 0.0) is None
     assert roster.current is epoch
     assert epoch.lives == {"a": 1, "b": 2}
 

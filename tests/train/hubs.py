@@ -78,7 +78,7 @@ def report(flops=1e9, memory_nbytes=1 << 40):
 
 
 def next_request(running, **fields):
-    request = NextRequest(**{"life": "a", "code": running.hub.hosted.code, "report": report()} | fields)
+    request = NextRequest(**{"life": "a", "numerics": running.hub.hosted.numerics, "report": report()} | fields)
     return msgspec.msgpack.encode(request)
 
 

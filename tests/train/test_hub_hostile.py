@@ -15,6 +15,7 @@ from tests.train.hubs import ask_as, ask_next, begin_epoch, next_request, report
 from tests.train.programs import PATIENCE
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Saved, Skipped
+from thinpipe.core.numerics import NUMERICS_VERSION
 from thinpipe.swarm.file_requests import Begin, Chunk, FileAnswer, KeepAnswer, Read, Stat
 from thinpipe.swarm.keys import KeyPair
 from thinpipe.swarm.line_test import Probe
@@ -198,10 +199,12 @@ def test_no_request_of_a_newcomer_ends_the_hub(run_config):
     with running_hub(run_config) as running, running.post("p1") as honest:
         hub = running.hub
         invite = asyncio.run_coroutine_threadsafe(hub.gate.invite(), running.loop).result(PATIENCE)
-        good = JoinRequest(public_key=KeyPair.new().public_key, code=hub.hosted.code)
-        taken = JoinRequest(public_key=hub.broker.peers["p1"], code=hub.hosted.code)
-        own = JoinRequest(public_key=KeyPair.from_seed(hub.broker.hub_seed).public_key, code=hub.hosted.code)
-        other = JoinRequest(public_key=good.public_key, code="thinpipe 0")
+        good = JoinRequest(public_key=KeyPair.new().public_key, numerics=hub.hosted.numerics)
+        taken = JoinRequest(public_key=hub.broker.peers["p1"], numerics=hub.hosted.numerics)
+        own = JoinRequest(public_key=KeyPair.from_seed(hub.broker.hub_seed).public_key, numerics=hub.hosted.numerics)
+        other = JoinRequest(
+            public_key=good.public_key, numerics=msgspec.structs.replace(hub.hosted.numerics, version=0)
+        )
         bad = [b"\x81\xaapublic_key\xa4\xff\xff\xff\xff", *packed(taken, own, other), *NASTY]
 
         async def join():
@@ -222,17 +225,28 @@ def test_no_request_of_a_newcomer_ends_the_hub(run_config):
         assert [refusal.partition(":")[0] for refusal in told] == [
             "this key cannot be used",
             "this key cannot be used",
-            f"code is 'thinpipe 0' there and {hub.hosted.code!r} at the hub",
+            f"you compute with numerics version 0 and the hub with {NUMERICS_VERSION}",
         ]
         assert (answer.name, answer.refusal) == ("p2", "")
         assert msgspec.msgpack.decode(honest.request("status", b"", seconds=PATIENCE), type=Status)
 
 
-def test_who_comes_back_with_other_code_is_refused_before_anything_begins(run_config):
+def test_who_comes_back_with_other_numerics_is_refused_before_anything_begins(run_config):
     with running_hub(run_config, ("p0",)) as running, running.post("p0") as post:
-        answer = ask_next(post, running, code="thinpipe 0")
-        assert isinstance(answer, Refused)
-        assert answer.text.startswith(f"code is 'thinpipe 0' there and {running.hub.hosted.code!r} at the hub")
+        ours = running.hub.hosted.numerics
+        for other, text in (
+            (
+                msgspec.structs.replace(ours, version=0),
+                f"you compute with numerics version 0 and the hub with {NUMERICS_VERSION}: ",
+            ),
+            (
+                msgspec.structs.replace(ours, torch="1.0\x1b[2J"),
+                f"you compute with torch 1.0 [2J and the hub with {ours.torch}: ",
+            ),
+        ):
+            answer = ask_next(post, running, numerics=other)
+            assert isinstance(answer, Refused)
+            assert answer.text.startswith(text)
         assert not running.hub.roster.present
         assert ask_next(post, running).epoch == 1
 

@@ -1,6 +1,6 @@
 """What is refused and who has to wait: as people would see it, in real processes."""
 
-import re
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,8 @@ from tests.train.hubs import ask_as, begin_epoch, running_hub
 from tests.train.programs import files_of, hub_arguments, invites_of, run_to_end
 from tests.train.test_hosting import flipped_bit, hashes_at_a_peer
 from tests.train.test_state_copies import fill, small_disk
-from thinpipe.core.code import code_version
 from thinpipe.core.config import dump_toml
+from thinpipe.core.numerics import NUMERICS_VERSION
 from thinpipe.models.model import make_space
 from thinpipe.subspace.basis import Basis
 from thinpipe.swarm.messages import Ready, Verdict
@@ -29,26 +29,29 @@ def hosted_elsewhere(config, tmp_path, **training):
     return config, hosted
 
 
-def with_a_comment_more(tmp_path):
-    """A copy of thinpipe that differs in nothing that matters."""
-    copy = tmp_path / "other" / "thinpipe"
-    shutil.copytree(Path(thinpipe.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    with (copy / "core" / "errors.py").open("a") as file:
-        file.write("# a comment\n")
-    return copy.parent
+def changed_copy(folder, old, new):
+    """A thinpipe in this folder that differs from ours in one line of core/numerics.py."""
+    shutil.copytree(Path(thinpipe.__file__).parent, folder / "thinpipe", ignore=shutil.ignore_patterns("__pycache__"))
+    file = folder / "thinpipe" / "core" / "numerics.py"
+    assert file.read_text().count(old) == 1
+    file.write_text(file.read_text().replace(old, new))
+    return folder
 
 
-def test_other_code_a_second_hub_and_too_little_memory(run_config, programs, tmp_path):
+def test_other_numerics_a_second_hub_and_too_little_memory(run_config, programs, tmp_path):
     alone, hosted = hosted_elsewhere(run_config, tmp_path)
     Trainer(alone).train()
     hub = programs("hub", *hub_arguments(tmp_path / "run.toml", 1))
     (invite,) = invites_of(hub)
 
-    code, printed = run_to_end("join", invite, "--folder", tmp_path / "anna", path=with_a_comment_more(tmp_path))
-    assert code == 2, printed
-    there = re.search(r"the hub refused: code is '(.*)' there and '(.*)' at the hub: install the same", printed)
-    assert there, printed
-    assert there[2] == code_version() != there[1]
+    line = f"NUMERICS_VERSION = {NUMERICS_VERSION}\n"
+    other = changed_copy(tmp_path / "other", line, f"NUMERICS_VERSION = {NUMERICS_VERSION + 1}\n")
+    code, printed = run_to_end("join", invite, "--folder", tmp_path / "anna", path=other)
+    assert (code, " ".join(printed.split())) == (
+        2,
+        f"thinpipe: the hub refused: you compute with numerics version {NUMERICS_VERSION + 1} and the hub with "
+        f"{NUMERICS_VERSION}: install the hub's version of thinpipe, {thinpipe.__version__}",
+    )
 
     code, printed = run_to_end(*hub_arguments(tmp_path / "run.toml", 1))
     assert (code, "is in use by another hub" in printed) == (2, True), printed
@@ -59,7 +62,10 @@ def test_other_code_a_second_hub_and_too_little_memory(run_config, programs, tmp
     anna.until(r"the model needs .*, and 1 machine\(s\) have .*: another machine with .* would help")
     code, second = run_to_end("invite", hosted.job.dump_folder)
     assert code == 0, second
-    bert = programs("bert", "join", second.strip(), "--folder", tmp_path / "bert", "--name", "bert")
+    # Code that computes the same numbers takes part, whatever it looks like.
+    same = changed_copy(tmp_path / "same", line, f"{line}# a comment\n")
+    found = {"PYTHONPATH": os.pathsep.join((str(same), os.getcwd()))}
+    bert = programs("bert", "join", second.strip(), "--folder", tmp_path / "bert", "--name", "bert", environment=found)
     assert hub.finish() == 0, hub.printed
     assert (anna.finish(), bert.finish()) == (0, 0)
     assert files_of(hosted, 12) == files_of(alone, 12)

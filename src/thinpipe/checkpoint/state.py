@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from thinpipe import __version__
 from thinpipe.checkpoint.folder import Checkpoint, Manifest
 from thinpipe.core.errors import UserError
+from thinpipe.core.numerics import NUMERICS_VERSION
 from thinpipe.models import Model, ModelConfig
 from thinpipe.models.config import CONFIGS
 from thinpipe.subspace import Basis, GrassmannTracker, Subspace
@@ -47,6 +48,7 @@ def versions() -> dict[str, str]:
     """Of the software that decides what the numbers are; so does the number of threads."""
     return {
         "thinpipe": __version__,
+        "numerics": str(NUMERICS_VERSION),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "threads": str(torch.get_num_threads()),

@@ -1,6 +1,7 @@
 """One way to turn names into seeds, so that no two uses of randomness in a run can collide by accident.
 
-`derive_seed(1234, "blocks", 3, "q_proj")` is a stable 63-bit number on every platform and Python version.
+`derive_seed(1234, "blocks", 3, "q_proj")` is a stable 63-bit number on every platform and Python version. The words
+are part of the numbers: callers write them as literals, which stay when what they speak of is renamed.
 """
 
 import hashlib

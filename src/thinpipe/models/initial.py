@@ -1,7 +1,7 @@
 """Gives memory and first values to a model or to one segment of it, and to nothing else.
 
-A weight depends on the seed and on its own name, which includes its layer: not on the device, the dtype, the number
-of segments, or on what else was materialised before it.
+A weight depends on the seed and on its own name, which includes its layer (`models/seed_names.py`): not on the device,
+the dtype, the number of segments, or on what else was materialised before it.
 """
 
 from typing import Protocol, TypeVar, runtime_checkable
@@ -13,6 +13,7 @@ from thinpipe.core.seeds import derive_seed
 from thinpipe.models.config import ModelConfig
 from thinpipe.models.model import Model, Segment
 from thinpipe.models.neck import Projector
+from thinpipe.models.seed_names import seed_name
 from thinpipe.subspace import Writer
 from thinpipe.subspace.coordinates import copy_mark
 from thinpipe.subspace.normal import fill_normal
@@ -45,7 +46,7 @@ def materialise(
                 if draw:
                     # Projectors begin alike, so that what one writes the next one reads.
                     place = "projector" if isinstance(module, Projector) else module_name
-                    draw_initial(new.data, module, name, part.config, derive_seed(seed, f"{place}.{name}"))
+                    draw_initial(new.data, module, name, part.config, derive_seed(seed, seed_name(f"{place}.{name}")))
                 replaced[old] = new
             setattr(module, name, replaced[old])
         empty = [(name, buffer) for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta]

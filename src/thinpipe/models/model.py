@@ -183,8 +183,8 @@ def make_space(config: ModelConfig) -> DenseSpace | Subspace:
     if subspace.width is None:
         return DenseSpace(config.dim, config.neck.first_rank)
 
-    def table(rows: int, name: str) -> FixedTable:
-        seed = derive_seed(subspace.seed, name)
+    def table(rows: int, word: str) -> FixedTable:
+        seed = derive_seed(subspace.seed, word)
         return FIXED_TABLES[subspace.fixed](rows, config.dim, std=subspace.fixed_std, seed=seed)
 
     options: dict[str, Any] = {"tokens": table(config.vocab_size, "tokens")}

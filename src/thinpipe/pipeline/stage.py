@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from thinpipe.boundary.contract import BoundaryMethod, Crossing
-from thinpipe.core.code import KNOWN_TORCH
 from thinpipe.core.errors import UserError
+from thinpipe.core.numerics import KNOWN_TORCH
 from thinpipe.pipeline.chain import Chain
 from thinpipe.pipeline.mail import Incoming, Outgoing, mail_tag
 from thinpipe.transport.labels import Label, is_labelled

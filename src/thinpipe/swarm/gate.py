@@ -14,6 +14,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from thinpipe.core.errors import UserError
+from thinpipe.core.numerics import Numerics, why_other_numbers
 from thinpipe.swarm.broker import Broker, BrokerError
 from thinpipe.swarm.broker_config import check_name
 from thinpipe.swarm.invite import Invite
@@ -26,10 +27,12 @@ _REQUESTS = msgspec.msgpack.Decoder(JoinRequest)
 
 
 class Gate:
-    """`code`: which thinpipe newcomers must run. `tell` is given lines for the person who runs the hub."""
+    """`numerics`: what newcomers must compute by. `tell` is given lines for the person who runs the hub."""
 
-    def __init__(self, broker: Broker, *, run: str, public_url: str, code: str, tell: Callable[[str], None]) -> None:
-        self._broker, self._run, self._url, self._code, self._tell = broker, run, public_url, code, tell
+    def __init__(
+        self, broker: Broker, *, run: str, public_url: str, numerics: Numerics, tell: Callable[[str], None]
+    ) -> None:
+        self._broker, self._run, self._url, self._numerics, self._tell = broker, run, public_url, numerics, tell
         self._promised: dict[str, JoinRequest] = {}
         """By invite: the newcomer's last request, with the name that it was told."""
 
@@ -44,11 +47,9 @@ class Gate:
         await asyncio.to_thread(self._broker.add_invite, identity, pair.public_key)
         return Invite(url=self._url, run=self._run, fingerprint=self._broker.fingerprint, id=identity, seed=pair.seed)
 
-    def other_code(self, code: str) -> str:
-        """Why somebody with this code cannot take part; empty if it can."""
-        if code == self._code:
-            return ""
-        return f"code is {say(code)!r} there and {self._code!r} at the hub: install the same"
+    def why_other_numbers(self, numerics: Numerics) -> str:
+        """Why somebody who computes by these cannot take part; empty if it can."""
+        return say(why_other_numbers(numerics, self._numerics))
 
     async def _asked(self, message: Msg) -> None:
         invite, request = message.subject.split(".")[1], read(_REQUESTS, message.data)
@@ -83,7 +84,7 @@ class Gate:
             self._promised.pop(invite, None)
 
     def _why_not(self, request: JoinRequest, name: str) -> str:
-        if other := self.other_code(request.code):
+        if other := self.why_other_numbers(request.numerics):
             return other
         if not is_public_key(request.public_key) or self._broker.knows(request.public_key):
             return "this key cannot be used: make a new one"

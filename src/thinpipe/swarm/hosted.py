@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from thinpipe.core.events import AnyEvent
+from thinpipe.core.numerics import Numerics
 from thinpipe.swarm.assign import Assignment, Machine
 from thinpipe.swarm.file_service import Accepted
 from thinpipe.swarm.messages import Give, Measure, Verdict
@@ -38,8 +39,8 @@ class Outlook:
 
 
 class Hosted(Protocol):
-    code: str
-    """Which thinpipe this is: peers must run the same."""
+    numerics: Numerics
+    """What the hub computes by, and its peers must."""
 
     measure: Measure
     """What peers are told to measure."""

@@ -60,7 +60,9 @@ class Hub:
         memory = EpochFile(broker.folder / "epoch"), LineFile(broker.folder / "line.json")
         self.epochs = Epochs(hosted, settings, memory, self._publish, self._tell, lambda: broker.peers)
         self.roster = self.epochs.roster
-        self.gate = Gate(broker, run=settings.run, public_url=settings.public_url, code=hosted.code, tell=self._tell)
+        self.gate = Gate(
+            broker, run=settings.run, public_url=settings.public_url, numerics=hosted.numerics, tell=self._tell
+        )
         self._gone, self._why_stopping = asyncio.Event(), ""
         self._keeping = KeepService(hosted.accept, hosted.kept, hosted.not_kept)
 
@@ -144,7 +146,7 @@ class Hub:
         request = _decode(data, NextRequest)
         if request is None or peer not in self.broker.peers:
             return None
-        if other := self.gate.other_code(request.code):
+        if other := self.gate.why_other_numbers(request.numerics):
             return _encode(Refused(text=other))
         if peer in self.epochs.barred:
             return None  # it is told why, and then cut off

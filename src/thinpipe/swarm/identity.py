@@ -13,6 +13,7 @@ from nats.errors import Error as NatsError
 from thinpipe.core.config import dump_toml, load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
+from thinpipe.core.numerics import Numerics
 from thinpipe.swarm.invite import Invite
 from thinpipe.swarm.keys import KeyPair
 from thinpipe.swarm.messages import JoinAnswer, JoinRequest
@@ -43,7 +44,7 @@ def load_identity(folder: Path) -> Identity | None:
     return load_toml(folder / _FILE, Identity) if (folder / _FILE).exists() else None
 
 
-def accept_invite(invite: Invite, folder: Path, *, name: str, code: str) -> Identity:
+def accept_invite(invite: Invite, folder: Path, *, name: str, numerics: Numerics) -> Identity:
     """Our own key for the invite's, which works once. With the same invite again: who we became the first time."""
     known = load_identity(folder)
     if known is not None:
@@ -56,7 +57,7 @@ def accept_invite(invite: Invite, folder: Path, *, name: str, code: str) -> Iden
     pair, began = KeyPair.new(), time.monotonic()
     while True:
         try:
-            identity = asyncio.run(_join(invite, pair, name, code))
+            identity = asyncio.run(_join(invite, pair, name, numerics))
         except (UnreachableError, UnknownKeyError) as error:
             # The server turns away those who are signing in while it reads its settings again.
             patience = _KNOWN_SECONDS if isinstance(error, UnknownKeyError) else _TRY_SECONDS
@@ -69,9 +70,9 @@ def accept_invite(invite: Invite, folder: Path, *, name: str, code: str) -> Iden
         return identity
 
 
-async def _join(invite: Invite, pair: KeyPair, name: str, code: str) -> Identity:
+async def _join(invite: Invite, pair: KeyPair, name: str, numerics: Numerics) -> Identity:
     """Is told our name, says that it was heard, and sees that our own key opens the door."""
-    request = JoinRequest(public_key=pair.public_key, name=name, code=code)
+    request = JoinRequest(public_key=pair.public_key, name=name, numerics=numerics)
     client = await connect(
         invite.url, invite.fingerprint, invite.seed, inbox=f"_INBOX.{invite.id}", on_down=lambda _error: None
     )

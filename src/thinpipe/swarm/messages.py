@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from thinpipe.core.numerics import Numerics
 from thinpipe.swarm.reports import Above0, MachineReport
 
 MOST_WORDS = 500
@@ -24,8 +25,8 @@ class JoinRequest(Message, frozen=True, kw_only=True):
     public_key: _Short
     name: _Short = ""
     """That the newcomer would like to have; empty: the hub gives one."""
-    code: _Short
-    """Which thinpipe it runs: compared before the invite is used up."""
+    numerics: Numerics
+    """What it computes by: compared before the invite is used up."""
     heard: bool = False
     """The newcomer knows the name that it was told, which is here, and comes in now."""
 
@@ -49,8 +50,8 @@ class NextRequest(Message, frozen=True, kw_only=True):
 
     life: _Short
     """Another one whenever the program was started: what an earlier one has sent is not believed."""
-    code: _Short
-    """Which thinpipe it runs: who comes back may have another than when it joined."""
+    numerics: Numerics
+    """What it computes by: who comes back may have another thinpipe than when it joined."""
     report: MachineReport | None = None
     """None: the machine is not measured yet."""
     took_part_in: _Count = 0

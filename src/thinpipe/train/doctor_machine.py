@@ -5,9 +5,9 @@ import platform
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-from thinpipe.core.code import KNOWN_TORCH
 from thinpipe.core.errors import UserError
 from thinpipe.core.extras import how_to_install
+from thinpipe.core.numerics import KNOWN_TORCH
 from thinpipe.core.units import format_bytes
 from thinpipe.swarm.server import find_server
 from thinpipe.train.finding import Finding, not_checked, ok, problem, warning

@@ -14,12 +14,12 @@ from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest, model_co
 from thinpipe.checkpoint.folder import is_layer_file, layer_of, step_folder
 from thinpipe.checkpoint.memories import segment_of_memory
 from thinpipe.checkpoint.state import versions
-from thinpipe.core.code import code_version
 from thinpipe.core.config import dump_toml
 from thinpipe.core.digest import text_sha256
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, EventLog, SaveFailed, Step, Stopped
 from thinpipe.core.files import write_atomically
+from thinpipe.core.numerics import numerics
 from thinpipe.data import Cursor
 from thinpipe.models.model import make_space
 from thinpipe.swarm.assign import Assignment, Machine, assign
@@ -51,7 +51,7 @@ class HostedRun:
     def __init__(self, config: RunConfig, display: Display, *, everyone: bool = False) -> None:
         self.everyone = everyone
         _refuse_what_has_no_effect(config)
-        self.config, self.display, self.code = config, display, code_version()
+        self.config, self.display, self.numerics = config, display, numerics()
         self.source = LocalTokens(config)
         _refuse_large_batches(config, self.source.facts.vocab_size)
         self.checkpoints = CheckpointFolder(config.job.dump_folder / "checkpoints")

@@ -17,10 +17,10 @@ from rich.console import Console
 from thinpipe.checkpoint import Manifest
 from thinpipe.checkpoint.folder import MANIFEST, is_layer_file, step_folder
 from thinpipe.checkpoint.state import versions
-from thinpipe.core.code import code_version
 from thinpipe.core.config import from_table
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import file_sha256, write_atomically
+from thinpipe.core.numerics import numerics
 from thinpipe.swarm.file_asks import FileTransferError
 from thinpipe.swarm.file_transfer import push
 from thinpipe.swarm.identity import Identity, accept_invite, load_identity
@@ -110,7 +110,7 @@ def _who_we_are(config: JoinConfig) -> tuple[Identity, Path]:
     invite = Invite.read(config.invite)
     invite = msgspec.structs.replace(invite, url=config.address_in(invite.url))
     folder = config.folder or Path("joined") / invite.id
-    return accept_invite(invite, folder, name=config.name, code=code_version()), folder
+    return accept_invite(invite, folder, name=config.name, numerics=numerics()), folder
 
 
 class PeerProgram:
@@ -186,7 +186,7 @@ class PeerProgram:
     def _ask(self, post: Post) -> Answer:
         request = NextRequest(
             life=self.life,
-            code=code_version(),
+            numerics=numerics(),
             report=self.report,
             took_part_in=self.epoch,
             why=self.why[:MOST_WORDS],

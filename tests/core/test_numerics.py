@@ -1,0 +1,35 @@
+"""Who computes other numbers is told what each side has and what to do, in one sentence."""
+
+import msgspec
+import pytest
+
+import thinpipe
+from thinpipe.core.numerics import NUMERICS_VERSION, Numerics, numerics, why_other_numbers
+
+HUB = Numerics(version=3, torch="2.13.0")
+
+
+def test_what_is_compared_is_the_version_of_the_numbers_and_of_torch():
+    assert why_other_numbers(HUB, HUB) == ""
+    assert why_other_numbers(Numerics(version=4, torch="2.13.0"), HUB) == (
+        "you compute with numerics version 4 and the hub with 3: install the hub's version of thinpipe, "
+        f"{thinpipe.__version__}"
+    )
+    assert why_other_numbers(Numerics(version=3, torch="2.13.1"), HUB) == (
+        "you compute with torch 2.13.1 and the hub with 2.13.0: install torch 2.13.0"
+    )
+
+
+def test_ours():
+    assert numerics().version == NUMERICS_VERSION
+    assert "+" not in numerics().torch
+
+
+@pytest.mark.parametrize(
+    "bad", [{"version": "1"}, {"version": -1}, {"version": 1.5}, {"torch": "2" * 201}, {"code": "x"}]
+)
+def test_only_these_fields_of_these_types_are_read(bad):
+    good = {"version": 1, "torch": "2.13.0"}
+    assert msgspec.convert(good, Numerics) == Numerics(version=1, torch="2.13.0")
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({**good, **bad}, Numerics)
