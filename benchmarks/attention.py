@@ -1,6 +1,6 @@
 """Attention on this CPU in float32 and in bfloat16, forward and backward: python -m benchmarks.attention.
 
-Why `models/memory.py` computes the attention of short texts in float32 on CPUs.
+Why `models/kv_cache.py` computes the attention of short texts in float32 on CPUs.
 """
 
 from argparse import ArgumentParser
@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 import torch.nn.functional as F
 
-from thinpipe.bench.provenance import versions
+from benchmarks.provenance import versions
 
 TOKENS, HEADS, KV_HEADS, HEAD_DIM = 2048, 8, 4, 32
 LENGTHS, REPEATS = (16, 64, 128, 256, 512, 1024), 9

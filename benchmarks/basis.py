@@ -24,25 +24,25 @@ from torch import Tensor
 
 from benchmarks.basis_movement import Change, distances, random_distance, read_changes, spectrum, summary
 from benchmarks.basis_report import write_report
-from thinpipe.bench.provenance import plain_settings, versions
+from benchmarks.provenance import plain_settings, versions
+from thinpipe.config.model import SubspaceConfig
+from thinpipe.config.run import (
+    BasisConfig,
+    DataConfig,
+    DebugConfig,
+    JobConfig,
+    LRSchedulerConfig,
+    ModelSettings,
+    OptimizerConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from thinpipe.core.errors import UserError
 from thinpipe.data import Cursor
-from thinpipe.models.config import SubspaceConfig
+from thinpipe.optim.lr_schedule import lr_factor
 from thinpipe.report.figures import COLOURS
 from thinpipe.subspace import Subspace
-from thinpipe.train.config import (
-    BasisSection,
-    DataSection,
-    DebugSection,
-    JobSection,
-    ModelSection,
-    OptimizerSection,
-    RunConfig,
-    SchedulerSection,
-    TrainingSection,
-)
-from thinpipe.train.loop import Trainer
-from thinpipe.train.schedule import lr_factor
+from thinpipe.train.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,22 +70,22 @@ class Options:
 
     def config(self, step_size: float) -> RunConfig:
         return RunConfig(
-            job=JobSection(dump_folder=self.output),
-            model=ModelSection(
+            job=JobConfig(dump_folder=self.output),
+            model=ModelSettings(
                 preset="llama-tiny",
                 dim=self.dim,
                 max_seq_len=self.seq_len,
                 boundaries=(1, 2, 3),
                 subspace=SubspaceConfig(width=self.width),
             ),
-            data=DataSection(path=self.data or Path()),
-            training=TrainingSection(
+            data=DataConfig(path=self.data or Path()),
+            training=TrainingConfig(
                 steps=self.updates * self.interval, global_batch_size=self.batch_size, seq_len=self.seq_len
             ),
-            optimizer=OptimizerSection(lr=self.lr),
-            lr_scheduler=SchedulerSection(warmup_steps=self.interval, decay_type="linear", min_lr_factor=1.0),
-            basis=BasisSection(interval=self.interval, step_size=step_size),
-            debug=DebugSection(seed=self.seed),
+            optimizer=OptimizerConfig(lr=self.lr),
+            lr_scheduler=LRSchedulerConfig(warmup_steps=self.interval, decay_type="linear", min_lr_factor=1.0),
+            basis=BasisConfig(interval=self.interval, step_size=step_size),
+            debug=DebugConfig(seed=self.seed),
         )
 
 
@@ -111,7 +111,7 @@ def follow(options: Options, step_size: float) -> Iterator[Change]:
     """Trains, and tells of every change of basis when it happens."""
     config = options.config(step_size)
     trainer = Trainer(config)
-    engine, feed, cursor = trainer.engine, trainer.feed, Cursor()
+    engine, data_loader, cursor = trainer.engine, trainer.data_loader, Cursor()
     space, tracker, energy = engine.model.space, engine.tracker, Energy(options.dim)
     assert isinstance(space, Subspace)
     assert tracker is not None
@@ -124,11 +124,11 @@ def follow(options: Options, step_size: float) -> Iterator[Change]:
     bases = [space.basis]
     for step in range(config.training.steps):
         lr = options.lr * lr_factor(step, config.training.steps, config.lr_scheduler)
-        outcome = engine.step(step, feed.batch(cursor), lr)
-        cursor = feed.following(cursor)
+        outcome = engine.step(step, data_loader.batch(cursor), lr)
+        cursor = data_loader.next_cursor(cursor)
         if engine.basis_is_due(step + 1):
             best = energy.best(options.width)
-            update = engine.update_basis(feed.batch(cursor))
+            update = engine.update_basis(data_loader.batch(cursor))
             bases.append(space.basis)
             yield {
                 "step": step + 1,

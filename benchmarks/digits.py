@@ -1,7 +1,7 @@
 """The images that ship with scikit-learn: 1797 handwritten digits of 8 x 8 pixels, as rows of ids.
 
 An image is 64 ids, its shades from 0 to 16, and its label is the id behind them, as the label of a text is its next id.
-So the chain and the boundaries of a pipeline carry images as they are.
+So the stages and the boundaries of a pipeline carry images as they are.
 """
 
 from typing import NamedTuple

@@ -35,7 +35,7 @@ def _before_the_loss(axes: Any) -> None:
             _box(axes, peer, (number - 1) * STEP, STEP, str(number), COLOURS[0], 0.9 if number <= COMMIT else 0.45)
     for peer in ("anna", "bert"):
         _arrow(axes, (COMMIT * STEP, ROWS[peer] + HEIGHT / 2), (SENT_AT, ROWS["hub"] - HEIGHT / 2))
-    axes.text(3.3, 1.5, "state of step 4, within\na share of the line", ha="right", va="center", fontsize=8)
+    axes.text(3.3, 1.5, "state of step 4, within\na share of the uplink", ha="right", va="center", fontsize=8)
     _box(axes, "hub", 0.0, SENT_AT, "commit 0", "#777777", 0.7)
     axes.plot([BEFORE_LOSS], [ROWS["bert"]], marker="x", markersize=14, markeredgewidth=3, color="#bb2222")
     axes.text(BEFORE_LOSS + 0.25, ROWS["bert"], "killed", va="center", fontsize=9, color="#bb2222")
@@ -43,7 +43,7 @@ def _before_the_loss(axes: Any) -> None:
 
 def _after_it(axes: Any) -> None:
     _box(axes, "hub", SENT_AT, SENT_AGAIN_AT - SENT_AT, "commit 4", "#777777", 0.9)
-    axes.text(8.4, 1.5, "no heartbeat:\nthe epoch is over", ha="left", va="center", fontsize=8)
+    axes.text(8.4, 1.5, "no heartbeat:\nthe generation is over", ha="left", va="center", fontsize=8)
     _arrow(axes, (8.2, ROWS["hub"] - HEIGHT / 2), (8.2, ROWS["anna"] + HEIGHT / 2))
     _box(axes, "anna", BEFORE_LOSS * STEP, 3.2, "next?  wait for bert", "#dddddd", 0.8, dark=True)
     _box(axes, "bert", 9.2, 1.0, "next?", "#dddddd", 0.8, dark=True)

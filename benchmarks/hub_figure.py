@@ -1,4 +1,4 @@
-"""Draws what a hub's line must carry, by the law that `benchmarks.hub_load` measured.
+"""Draws what a hub's link must carry, by the law that `benchmarks.hub_load` measured.
 
 python -m benchmarks.hub_figure --output docs/hub_line.png
 """
@@ -16,7 +16,7 @@ LINES_MBPS = {"80 Mbps": 80, "1 Gbps": 1000, "10 Gbps": 10_000}
 
 
 def hub_mbps(stages: int, numbers: int, *, nbytes: int = 2, tokens_per_second: float = TOKENS_PER_SECOND) -> float:
-    """One way, payloads alone: states and gradients of `numbers` values, and the ids, over S-1 boundaries."""
+    """In one direction, payloads alone: states and gradients of `numbers` values, and the ids, over S-1 boundaries."""
     return (stages - 1) * (2 * numbers * nbytes + IDS_NBYTES) * tokens_per_second * 8 / 1e6
 
 
@@ -32,7 +32,7 @@ def draw(path: Path) -> None:
     axes.set(
         yscale="log",
         xlabel="stages of one pipeline",
-        ylabel="hub's line, Mbps, each way",
+        ylabel="hub's link, Mbps in each direction",
         title=f"Through the hub at {TOKENS_PER_SECOND:,} tokens/s, d = {DIM}",
         xlim=(2, 64),
     )

@@ -12,21 +12,22 @@ import json
 import tempfile
 import time
 from argparse import ArgumentParser
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from benchmarks.hub_pages import head, origin, write
+from benchmarks.links.worker_pool import WorkerPool
+from benchmarks.links.workload import Run, Shape
 from benchmarks.nats_worker import nats_crew
-from thinpipe.bench.links_crew import Crew
-from thinpipe.bench.links_run import Run, Shape
-from thinpipe.swarm.broker import Broker
-from thinpipe.train.boundaries import boundary_method
-from thinpipe.transport.nats.dial import connect
+from thinpipe.pipeline.boundary_methods import boundary_method
+from thinpipe.swarm.broker.broker import Broker
+from thinpipe.transport.nats.client import connect
+from thinpipe.transport.nats.connection import HEARTBEAT_SECONDS
 from thinpipe.transport.nats.frame import HEADER_NBYTES
-from thinpipe.transport.nats.post import BEAT_SECONDS
 
 STAGES = (2, 4, 8)
 DIM, MICROBATCHES, SEQ_LEN = 256, 16, 128
@@ -66,7 +67,7 @@ def run_of(stages: int, width: int | None) -> Run:
 
 
 def boundary_nbytes(run: Run) -> int:
-    """Of one micro-batch at one boundary, both ways, as the method states it."""
+    """Of one micro-batch at one boundary, both directions, as the method states it."""
     config = run.config
     method = boundary_method(config.model.resolve(run.shape.vocab), config)
     return method.forward_nbytes + method.backward_nbytes
@@ -79,10 +80,10 @@ def law(stages: int, microbatches: int, boundary: int) -> tuple[int, int]:
 
 
 def read_counters(broker: Broker) -> Counters:
-    told = asyncio.run(_varz(broker))
+    counters = asyncio.run(_varz(broker))
     names = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "mem", "connections")
     return Counters(
-        **{name: told[name] for name in names}, seconds=processor_seconds(broker.server_pid), at=time.monotonic()
+        **{name: counters[name] for name in names}, seconds=processor_seconds(broker.server_pid), at=time.monotonic()
     )
 
 
@@ -103,7 +104,7 @@ def processor_seconds(pid: int) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
-def measure(broker: Broker, crew: Crew, run: Run, steps: int) -> dict[str, Any]:
+def measure(broker: Broker, crew: WorkerPool, run: Run, steps: int) -> dict[str, Any]:
     crew.prepare([run])
     crew.time(run, 2)
     asking = _difference(read_counters(broker), read_counters(broker))
@@ -112,10 +113,10 @@ def measure(broker: Broker, crew: Crew, run: Run, steps: int) -> dict[str, Any]:
     after = read_counters(broker)
     seconds = after.at - before.at
     used = {name: value - asking[name] for name, value in _difference(before, after).items()}
-    used["in_msgs"] -= run.shape.stages * seconds / BEAT_SECONDS  # heartbeats, which nobody hears here
+    used["in_msgs"] -= run.shape.stages * seconds / HEARTBEAT_SECONDS  # heartbeats, which nobody hears here
     messages, nbytes = law(run.shape.stages, run.shape.microbatches, boundary_nbytes(run))
     return {
-        "run": asdict(run),
+        "run": msgspec.to_builtins(run),
         "steps": steps,
         "seconds_per_step": seconds / steps,
         "per_step": {name: value / steps for name, value in used.items()},

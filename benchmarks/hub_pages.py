@@ -6,13 +6,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from thinpipe.bench.provenance import versions
+from benchmarks.provenance import versions
 from thinpipe.core.files import write_atomically
 
-Told = dict[str, Any]
+Provenance = dict[str, Any]
 
 
-def origin(module: str) -> Told:
+def origin(module: str) -> Provenance:
     """The command that runs, and the software that it runs with."""
     return {
         "command": " ".join([f"python -m benchmarks.{module}", *sys.argv[1:]]),
@@ -20,13 +20,13 @@ def origin(module: str) -> Told:
     }
 
 
-def head(title: str, told: Told) -> list[str]:
+def head(title: str, provenance: Provenance) -> list[str]:
     """The first lines of a page."""
-    software = ", ".join(f"{key} {value}" for key, value in told["versions"].items())
-    return [f"# {title}", "", f"`{told['command']}`", "", f"{software}."]
+    software = ", ".join(f"{key} {value}" for key, value in provenance["versions"].items())
+    return [f"# {title}", "", f"`{provenance['command']}`", "", f"{software}."]
 
 
-def write(output: Path, text: str, told: Told, results: list[dict[str, Any]]) -> None:
+def write(output: Path, text: str, provenance: Provenance, results: list[dict[str, Any]]) -> None:
     """The page, and all that was measured."""
     write_atomically(output.with_suffix(".md"), text.encode())
-    write_atomically(output.with_suffix(".json"), json.dumps({**told, "results": results}, indent=1).encode())
+    write_atomically(output.with_suffix(".json"), json.dumps({**provenance, "results": results}, indent=1).encode())

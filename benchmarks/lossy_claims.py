@@ -12,12 +12,12 @@ from typing import Literal
 from benchmarks.verdicts import RULES, Claim, Finding, Judge, Measured, Verdict, at_every_strength, lowest
 
 Masks = Literal["own masks", "mask reused"]
-Memory = Literal["EF", "EF21", "AQ-SGD"]
+Feedback = Literal["EF", "EF21", "AQ-SGD"]
 Levels = Mapping[float, Measured]
 """By the share that is kept, or by bits."""
 
 MASKS: tuple[Masks, ...] = ("own masks", "mask reused")
-MEMORIES: tuple[Memory, ...] = ("EF", "EF21", "AQ-SGD")
+FEEDBACKS: tuple[Feedback, ...] = ("EF", "EF21", "AQ-SGD")
 PLAIN: Mapping[Masks, str] = {
     "own masks": "TopK both ways, each with its own mask",
     "mask reused": "TopK of activations, gradients at the same places",
@@ -50,7 +50,7 @@ class Evidence:
     quantised_activations: Levels
     topk: Mapping[Masks, Levels]
     """Of both directions."""
-    memories: Mapping[tuple[Memory, Masks], Levels]
+    feedbacks: Mapping[tuple[Feedback, Masks], Levels]
 
 
 def decide(evidence: Evidence, judge: Judge) -> list[Claim]:
@@ -61,16 +61,16 @@ def decide(evidence: Evidence, judge: Judge) -> list[Claim]:
         *(needs_compression_at_inference(judge, evidence.topk[masks], masks) for masks in MASKS),
         mask_should_be_reused(judge, evidence.topk),
         *_feedback(judge, evidence),
-        *(aqsgd_hurts(judge, evidence.memories["AQ-SGD", masks], evidence.topk[masks], masks) for masks in MASKS),
+        *(aqsgd_hurts(judge, evidence.feedbacks["AQ-SGD", masks], evidence.topk[masks], masks) for masks in MASKS),
     ]
 
 
 def _feedback(judge: Judge, evidence: Evidence) -> Iterator[Claim]:
-    feedbacks: tuple[Memory, ...] = ("EF", "EF21")
+    feedbacks: tuple[Feedback, ...] = ("EF", "EF21")
     for rule in (feedback_does_not_help, feedback_frees_inference):
-        for memory in feedbacks:
+        for feedback in feedbacks:
             for masks in MASKS:
-                yield rule(judge, memory, evidence.memories[memory, masks], evidence.topk[masks], masks)
+                yield rule(judge, feedback, evidence.feedbacks[feedback, masks], evidence.topk[masks], masks)
 
 
 def gradients_need_milder(judge: Judge, evidence: Evidence) -> Claim:
@@ -135,17 +135,17 @@ def mask_should_be_reused(judge: Judge, topk: Mapping[Masks, Levels]) -> Claim:
     )
 
 
-def feedback_does_not_help(judge: Judge, memory: Memory, with_it: Levels, plain: Levels, masks: Masks) -> Claim:
+def feedback_does_not_help(judge: Judge, feedback: Feedback, with_it: Levels, plain: Levels, masks: Masks) -> Claim:
     figures, verdict = _pairs(judge, judge.not_better, with_it, plain)
     return Claim(
-        text=f"Error feedback does not help training: {memory}",
+        text=f"Error feedback does not help training: {feedback}",
         configuration=f"{WITH_FEEDBACK[masks]} / the same without memory",
         figures=figures,
         verdict=verdict,
     )
 
 
-def feedback_frees_inference(judge: Judge, memory: Memory, with_it: Levels, plain: Levels, masks: Masks) -> Claim:
+def feedback_frees_inference(judge: Judge, feedback: Feedback, with_it: Levels, plain: Levels, masks: Masks) -> Claim:
     """Only where plain TopK cannot be switched off is there something to be freed from."""
 
     def finding(measured: Measured, without: Measured) -> Finding:
@@ -169,7 +169,7 @@ def feedback_frees_inference(judge: Judge, memory: Memory, with_it: Levels, plai
         },
     )
     return Claim(
-        text=f"Error feedback lets compression be switched off at inference with almost no drop: {memory}",
+        text=f"Error feedback lets compression be switched off at inference with almost no drop: {feedback}",
         configuration=f"{WITH_FEEDBACK[masks]}: off / on / off without memory",
         figures=figures,
         verdict=verdict,

@@ -10,18 +10,18 @@ import torch
 
 from thinpipe.boundary.contract import MessageShape
 from thinpipe.boundary.registry import make_method
-from thinpipe.boundary.settings import BoundarySection, FormatName
-from thinpipe.transport.framing import wire_nbytes
+from thinpipe.config.boundary import BoundaryConfig, FormatName
+from thinpipe.transport.emulation.framing import wire_nbytes
 
 DIM, WIDTH, TOKENS, VOCABULARY = 4096, 40, 1024, 128_256
 """Width of the model and of the subspace as in arXiv 2506.01260; ids of Llama 3, three bytes each."""
 
 
-def sizes(width: int, number_format: FormatName, *, confined: bool) -> tuple[float, float, float]:
+def sizes(width: int, number_format: FormatName, *, in_subspace: bool) -> tuple[float, float, float]:
     """Bytes per token forward and backward, and both with the framing of TCP, IP and Ethernet."""
     shape = MessageShape(batch=1, tokens=TOKENS, width=width, vocab_size=VOCABULARY, dtype=torch.bfloat16)
-    settings = BoundarySection(forward=number_format, backward=number_format)
-    method = make_method(settings, shape, confined=confined, seed=0)
+    settings = BoundaryConfig(forward=number_format, backward=number_format)
+    method = make_method(settings, shape, in_subspace=in_subspace, seed=0)
     lengths = method.forward_nbytes, method.backward_nbytes
     return lengths[0] / TOKENS, lengths[1] / TOKENS, sum(map(wire_nbytes, lengths)) / TOKENS
 
@@ -33,10 +33,10 @@ def table() -> str:
         "| message | forward B/token | backward B/token | both | fewer than dense bf16 | with framing | fewer |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    dense = sizes(DIM, "bf16", confined=False)
+    dense = sizes(DIM, "bf16", in_subspace=False)
     formats: list[FormatName] = ["fp32", "bf16", "int8", "int4"]
     variants = [("dense bf16", dense)]
-    variants += [(f"subspace {name}", sizes(WIDTH, name, confined=True)) for name in formats]
+    variants += [(f"subspace {name}", sizes(WIDTH, name, in_subspace=True)) for name in formats]
     for name, (forward, backward, framed) in variants:
         both = forward + backward
         rows.append(

@@ -3,7 +3,7 @@
     python -m benchmarks.nats_speed --output benchmarks/results/nats_speed
 
 Worker processes with one thread each train one stage each; steps over gloo and over NATS are taken in turn (AB BA ...),
-at full speed on this machine and behind the emulated home line of `--link.*`, which stands before both in the same way,
+at full speed on this machine and behind the emulated home link of `--link.*`, which stands before both in the same way,
 so that only the transport differs. gloo against a second set of gloo processes shows what the method itself is worth.
 """
 
@@ -11,16 +11,18 @@ import statistics
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.hub_pages import head, origin, write
+from benchmarks.links.config import SWEEP_SHAPE
+from benchmarks.links.worker_pool import WorkerPool, slowest
+from benchmarks.links.workload import Run, RunLink, Shape
 from benchmarks.nats_worker import nats_crew
-from thinpipe.bench.links_config import SWEEP_SHAPE
-from thinpipe.bench.links_crew import Crew, slowest
-from thinpipe.bench.links_run import Line, Run, Shape
-from thinpipe.bench.pairs import PairedRatio, compare, median_interval
+from benchmarks.pairs import PairedRatio, compare, median_interval
 
 WANTED = 0.95
 SHAPE = Shape(
@@ -36,8 +38,8 @@ SHAPE = Shape(
     microbatches=8,
 )
 HARD_SHAPE = replace(SWEEP_SHAPE, microbatches=24)
-"""Little to compute for each byte that is sent: no good use of a line, but it shows what a transport costs."""
-HOME = Line(mbps=80, round_trip_ms=40)
+"""Little to compute for each byte that is sent: no good use of a link, but it shows what a transport costs."""
+HOME = RunLink(mbps=80, round_trip_ms=40)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +51,14 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    def run(shape: Shape, width: int | None, line: Line) -> Run:
-        return Run(shape=shape, width=width, number_format="bf16" if width is None else "int8", extra=2, line=line)
+    def run(shape: Shape, width: int | None, link: RunLink) -> Run:
+        return Run(shape=shape, width=width, number_format="bf16" if width is None else "int8", extra=2, link=link)
 
     for name, shape in (("ordinary", SHAPE), ("little to compute", HARD_SHAPE)):
-        for line in (Line(), HOME) if shape is SHAPE else (Line(),):
+        for link in (RunLink(), HOME) if shape is SHAPE else (RunLink(),):
             for width in (shape.dim // 8, None):
-                yield Case(name=name, run=run(shape, width, line))
-    yield Case(name="gloo against gloo", run=run(SHAPE, None, Line()), control=True)
+                yield Case(name=name, run=run(shape, width, link))
+    yield Case(name="gloo against gloo", run=run(SHAPE, None, RunLink()), control=True)
 
 
 def speed_ratio(times: PairedRatio) -> tuple[float, float, float]:
@@ -66,7 +68,7 @@ def speed_ratio(times: PairedRatio) -> tuple[float, float, float]:
     return statistics.median(ratios), low, high
 
 
-def measure(case: Case, crews: tuple[Crew, Crew], pairs: int) -> dict[str, Any]:
+def measure(case: Case, crews: tuple[WorkerPool, WorkerPool], pairs: int) -> dict[str, Any]:
     for crew in crews:
         crew.prepare([case.run])
     losses: list[list[float | None]] = [[], []]
@@ -82,7 +84,7 @@ def measure(case: Case, crews: tuple[Crew, Crew], pairs: int) -> dict[str, Any]:
     ratio, low, high = speed_ratio(times)
     tokens = case.run.shape.step_tokens
     return {
-        "case": asdict(case),
+        "case": msgspec.to_builtins(case),
         "pairs": pairs,
         "gloo_tokens_per_second": tokens / times.first_median_seconds,
         "other_tokens_per_second": tokens / times.second_median_seconds,
@@ -99,8 +101,8 @@ def measure_all(pairs: int, only: str | None) -> Iterator[dict[str, Any]]:
     size = SHAPE.stages
     with (
         tempfile.TemporaryDirectory() as folder,
-        Crew(size) as gloo,
-        Crew(size) as again,
+        WorkerPool(size) as gloo,
+        WorkerPool(size) as again,
         nats_crew(Path(folder), size) as (_, nats),
     ):
         for case in cases():
@@ -114,7 +116,7 @@ def row(result: dict[str, Any]) -> str:
     method = f"dense {run['number_format']}" if run["width"] is None else f"k={run['width']} {run['number_format']}"
     verdict = "" if case["control"] else ("yes" if low >= WANTED else "no" if high < WANTED else "not shown")
     return (
-        f"| {case['name']} | {method} | {Line(**run['line']).text} | {result['gloo_tokens_per_second']:,.0f} | "
+        f"| {case['name']} | {method} | {RunLink(**run['line']).text} | {result['gloo_tokens_per_second']:,.0f} | "
         f"{result['other_tokens_per_second']:,.0f} | {result['ratio']:.3f} | {low:.3f} to {high:.3f} | {verdict} |"
     )
 

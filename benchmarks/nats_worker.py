@@ -1,4 +1,4 @@
-"""One process of a measurement over NATS: a worker of `thinpipe bench links` whose runs talk through a broker.
+"""One process of a measurement over NATS: a worker of `python -m benchmarks.links` whose runs talk through a broker.
 
 `nats_crew` starts a real broker, with TLS and a key per process, and its processes. They also have torch's own group,
 over which only the beginnings of steps are agreed.
@@ -14,26 +14,26 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from thinpipe.bench import links_worker
-from thinpipe.bench.links_crew import Crew
-from thinpipe.swarm.broker import Broker
-from thinpipe.swarm.keys import KeyPair
+from benchmarks.links import worker as links_worker
+from benchmarks.links.worker_pool import WorkerPool
+from thinpipe.config.link import LinkConfig
+from thinpipe.swarm.broker.broker import Broker
+from thinpipe.swarm.protocol.keys import KeyPair
+from thinpipe.transport.emulation.shaped_group import ShapedGroup
+from thinpipe.transport.nats.connection import Address, HubConnection
 from thinpipe.transport.nats.frame import Origin
 from thinpipe.transport.nats.group import NatsGroup
-from thinpipe.transport.nats.post import Address, Post
-from thinpipe.transport.settings import LinkSection
-from thinpipe.transport.shaper import ShapedGroup
 
 BACKEND = "prepared"
 """A group that is open already, under the name by which torch knows it."""
 BROKER = "THINPIPE_BENCH_BROKER"
-_epochs = count()
+_generations = count()
 
 
 class ShapedNatsGroup(ShapedGroup):
-    """NATS behind the emulated line that otherwise stands before gloo. Closing it closes both."""
+    """NATS behind the emulated link that otherwise stands before gloo. Closing it closes both."""
 
-    def __init__(self, inner: NatsGroup, link: LinkSection) -> None:
+    def __init__(self, inner: NatsGroup, link: LinkConfig) -> None:
         super().__init__(inner, link, timeout=links_worker.TIMEOUT)
         self._nats = inner
 
@@ -43,23 +43,25 @@ class ShapedNatsGroup(ShapedGroup):
 
 
 @contextmanager
-def nats_crew(folder: Path, size: int) -> Iterator[tuple[Broker, Crew]]:
+def nats_crew(folder: Path, size: int) -> Iterator[tuple[Broker, WorkerPool]]:
     """A broker of its own and as many processes, which are gone at the end of the block."""
     keys = {f"p{rank}": KeyPair.new() for rank in range(size)}
     with Broker(folder / "broker") as broker:
         for name, key in keys.items():
             broker.add_peer(name, key.public_key)
         seeds = {name: key.seed for name, key in keys.items()}
-        told = {"url": broker.url, "fingerprint": broker.fingerprint, "seeds": seeds}
-        with Crew(size, variables={BROKER: json.dumps(told)}, worker="benchmarks.nats_worker") as crew:
+        broker_access = {"url": broker.url, "fingerprint": broker.fingerprint, "seeds": seeds}
+        with WorkerPool(size, variables={BROKER: json.dumps(broker_access)}, worker="benchmarks.nats_worker") as crew:
             yield broker, crew
 
 
-def open_over_nats(link: LinkSection) -> dist.ProcessGroup:
-    told = json.loads(os.environ[BROKER])
-    names = list(told["seeds"])
-    group = NatsGroup(_post(), names, Origin(run=b"measured", epoch=next(_epochs)), timeout=links_worker.TIMEOUT)
-    dist.barrier()  # everybody hears its mail
+def open_over_nats(link: LinkConfig) -> dist.ProcessGroup:
+    broker_access = json.loads(os.environ[BROKER])
+    names = list(broker_access["seeds"])
+    group = NatsGroup(
+        _connection(), names, Origin(run=b"measured", generation=next(_generations)), timeout=links_worker.TIMEOUT
+    )
+    dist.barrier()  # every process has subscribed to its subjects
     ready = ShapedNatsGroup(group, link) if link.is_shaped else group
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, lambda _given, ready: ready, extended_api=True, devices=["cpu"])
@@ -68,11 +70,18 @@ def open_over_nats(link: LinkSection) -> dist.ProcessGroup:
 
 
 @cache
-def _post() -> Post:
+def _connection() -> HubConnection:
     """One for all groups of this process, as a peer has."""
-    told = json.loads(os.environ[BROKER])
+    broker_access = json.loads(os.environ[BROKER])
     name = f"p{os.environ['RANK']}"
-    return Post(Address(url=told["url"], fingerprint=told["fingerprint"], name=name, seed=told["seeds"][name]))
+    return HubConnection(
+        Address(
+            url=broker_access["url"],
+            fingerprint=broker_access["fingerprint"],
+            name=name,
+            seed=broker_access["seeds"][name],
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from datetime import date
 from pathlib import Path
 
 from thinpipe.core.files import write_atomically
-from thinpipe.plan.actions import action_lists
-from thinpipe.plan.lines import LineSpec
-from thinpipe.plan.simulate import Job, StageWork, simulate
+from thinpipe.plan.simulation.links import LinkSpec
+from thinpipe.plan.simulation.schedule_actions import action_lists
+from thinpipe.plan.simulation.simulate import StageTimes, StepSpec, simulate
 
 STAGES, BATCH_TOKENS = 8, 524_288
-LINE = LineSpec(up_bps=200e6, latency_s=0.05, latency_per="message")
+LINK = LinkSpec(up_bps=200e6, latency_s=0.05, latency_per="message")
 """One queue for states and gradients of a stage, occupied during the latency of each message."""
 
 
@@ -35,7 +35,7 @@ class Entry:
         tokens = BATCH_TOKENS // self.microbatches
         each = self.compute_s / (self.microbatches + STAGES - 1)
         return step_seconds(
-            *("1F1B", STAGES, self.microbatches, each, LINE),
+            *("1F1B", STAGES, self.microbatches, each, LINK),
             (tokens * self.nbytes_per_token, tokens * self.nbytes_per_token),
         )
 
@@ -60,8 +60,8 @@ class Assumption:
         tokens = TOKENS // self.microbatches
         ids = 0 if width == DIM else self.itemsize
         nbytes = (tokens * (width * self.itemsize + ids), tokens * width * self.itemsize)
-        line = LineSpec(up_bps=80e6, down_bps=80e6)
-        seconds = step_seconds("GPipe", self.stages, self.microbatches, pass_s / self.microbatches, line, nbytes)
+        link = LinkSpec(up_bps=80e6, down_bps=80e6)
+        seconds = step_seconds("GPipe", self.stages, self.microbatches, pass_s / self.microbatches, link, nbytes)
         return TOKENS / seconds
 
     @property
@@ -94,19 +94,19 @@ ASSUMPTIONS = tuple(
 
 
 def step_seconds(
-    schedule: str, stages: int, microbatches: int, pass_s: float, line: LineSpec, nbytes: tuple[int, int]
+    schedule: str, stages: int, microbatches: int, pass_s: float, link: LinkSpec, nbytes: tuple[int, int]
 ) -> float:
     """With equal stages, whose forward pass takes a third of a micro-batch's time."""
-    third = StageWork(forward_s=pass_s / 3, input_s=pass_s / 3, weight_s=pass_s / 3)
-    job = Job(
+    third = StageTimes(forward_s=pass_s / 3, input_s=pass_s / 3, weight_s=pass_s / 3)
+    step_spec = StepSpec(
         actions=action_lists(schedule, stages, microbatches),
-        works=[third] * stages,
-        lines=[line] * stages,
+        stage_times=[third] * stages,
+        links=[link] * stages,
         forward_nbytes=nbytes[0],
         backward_nbytes=nbytes[1],
         framing="none",
     )
-    return simulate(job, record=False).seconds
+    return simulate(step_spec, record=False).seconds
 
 
 def page() -> str:
@@ -123,7 +123,7 @@ _PAGE = """# Published step times, by the clock of `thinpipe plan`
 
 `python -m benchmarks.plan_papers --output benchmarks/results`
 
-Computed by `plan/simulate.py` alone; nothing was trained, and no figure depends on the machine.
+Computed by `plan/simulation/simulate.py` alone; nothing was trained, and no figure depends on the machine.
 
 ## ProtocolNanoGPT
 

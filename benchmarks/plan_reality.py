@@ -1,10 +1,10 @@
-"""Plans against reality: twelve settings over shaped lines, planned and run.
+"""Plans against reality: twelve settings over shaped links, planned and run.
 
     python -m benchmarks.plan_reality --data TOKENS --output benchmarks/results/plan_reality [--repeats 2]
 
-The machine's speed and what a pass costs beside its operations are taken from two more runs behind lines of 1 Gbps, of
-two and of eight processes; nothing else is fitted. What emulating a line costs is thus part of the machine.
-Every run is `thinpipe train` in as many processes as it has stages, each behind an emulated line. Stop it at any time:
+The machine's speed and what a pass costs beside its operations are taken from two more runs behind links of 1 Gbps, of
+two and of eight processes; nothing else is fitted. What emulating a link costs is thus part of the machine.
+Every run is `thinpipe train` in as many processes as it has stages, each behind an emulated link. Stop it at any time:
 runs that are done are not repeated. Needs a machine of its own.
 """
 
@@ -22,27 +22,27 @@ from typing import Any
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
-from thinpipe.bench.provenance import versions
-from thinpipe.boundary.settings import BoundarySection
-from thinpipe.core.config import dump_toml
+from benchmarks.provenance import versions
+from thinpipe.config.boundary import BoundaryConfig
+from thinpipe.config.link import LinkConfig
+from thinpipe.config.model import SubspaceConfig
+from thinpipe.config.run import (
+    BasisConfig,
+    DataConfig,
+    JobConfig,
+    LRSchedulerConfig,
+    ModelSettings,
+    ParallelismConfig,
+    RunConfig,
+    TrainingConfig,
+    ValidationConfig,
+)
+from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import Step, read_events
 from thinpipe.core.files import write_atomically
-from thinpipe.models.config import SubspaceConfig
-from thinpipe.plan.draft import Draft, draft
 from thinpipe.plan.machines import Machine, Machines
-from thinpipe.plan.shape import model_of
-from thinpipe.train.config import (
-    BasisSection,
-    DataSection,
-    JobSection,
-    ModelSection,
-    ParallelismSection,
-    RunConfig,
-    SchedulerSection,
-    TrainingSection,
-    ValidationSection,
-)
-from thinpipe.transport.settings import LinkSection
+from thinpipe.plan.model_shape import resolve_model
+from thinpipe.plan.planner import Plan, make_plan
 
 BLOCKS, WARM_UP = 8, 2
 
@@ -102,31 +102,31 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config_of(setting: Setting, data: Path, folder: Path, *, steps: int) -> RunConfig:
-    line = LinkSection()
+    link = LinkConfig()
     if setting.mbps is not None:
         rate = f"{setting.mbps:g}mbps"
-        line = LinkSection(up=rate, down=rate, latency=f"{setting.round_trip_ms / 2:g}ms")
+        link = LinkConfig(up=rate, down=rate, latency=f"{setting.round_trip_ms / 2:g}ms")
     cut = BLOCKS // setting.stages
     return RunConfig(
-        job=JobSection(dump_folder=folder),
-        model=ModelSection(
+        job=JobConfig(dump_folder=folder),
+        model=ModelSettings(
             preset="llama-10m",
             max_seq_len=128,
             boundaries=tuple(range(cut, BLOCKS, cut)),
             subspace=SubspaceConfig() if setting.width is None else SubspaceConfig(width=setting.width),
         ),
-        data=DataSection(path=data),
-        training=TrainingSection(steps=steps, global_batch_size=16, seq_len=128),
-        parallelism=ParallelismSection(
+        data=DataConfig(path=data),
+        training=TrainingConfig(steps=steps, global_batch_size=16, seq_len=128),
+        parallelism=ParallelismConfig(
             pipeline_parallel_degree=setting.stages,
             pipeline_parallel_schedule=setting.schedule,  # type: ignore[arg-type]
             pipeline_parallel_microbatch_size=2,
         ),
-        lr_scheduler=SchedulerSection(warmup_steps=1),
-        basis=BasisSection(interval=0),
-        boundary=BoundarySection(forward="bf16", backward="bf16"),
-        link=line,
-        validation=ValidationSection(freq=0),
+        lr_scheduler=LRSchedulerConfig(warmup_steps=1),
+        basis=BasisConfig(interval=0),
+        boundary=BoundaryConfig(forward="bf16", backward="bf16"),
+        link=link,
+        validation=ValidationConfig(freq=0),
     )
 
 
@@ -136,7 +136,7 @@ def measure(config: RunConfig) -> Measured:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         settings = Path(place) / "run.toml"
-        settings.write_text(dump_toml(replace(config, job=JobSection(dump_folder=folder))))
+        settings.write_text(dump_toml(replace(config, job=JobConfig(dump_folder=folder))))
         subprocess.run(
             [sys.executable, "-m", "thinpipe", "train", str(settings)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -160,7 +160,7 @@ def _stolen_since(before: Any) -> float:
     return (getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)) / passed if passed else 0.0
 
 
-def predict(config: RunConfig, calibration: Calibration, *, cores: float) -> Draft:
+def predict(config: RunConfig, calibration: Calibration, *, cores: float) -> Plan:
     """As many processes on one machine as the run has."""
     machines = tuple(
         Machine(
@@ -177,18 +177,18 @@ def predict(config: RunConfig, calibration: Calibration, *, cores: float) -> Dra
         )
         for index in range(config.parallelism.pipeline_parallel_degree)
     )
-    model, _ = model_of(config, None)
-    return draft(config, model, Machines(machines=machines))
+    model, _ = resolve_model(config, None)
+    return make_plan(config, model, Machines(machines=machines))
 
 
 def calibrate(few: tuple[RunConfig, Measured], many: tuple[RunConfig, Measured], *, cores: float) -> Calibration:
-    """The speed and the cost of a pass with which two runs that lines hardly hold up take as long as they did."""
+    """The speed and the cost of a pass with which two runs that links hardly hold up take as long as they did."""
     low, high = 0.0, 1.0
     for _ in range(40):
         ratio = (low + high) / 2
         flops = _speed(few, ratio, cores)
-        told = predict(many[0], Calibration(flops=flops, pass_s=ratio * _UNIT / flops, overhead_nbytes=0), cores=cores)
-        low, high = (ratio, high) if told.timeline.seconds < many[1].seconds else (low, ratio)
+        plan = predict(many[0], Calibration(flops=flops, pass_s=ratio * _UNIT / flops, overhead_nbytes=0), cores=cores)
+        low, high = (ratio, high) if plan.timeline.seconds < many[1].seconds else (low, ratio)
     flops = _speed(few, low, cores)
     return Calibration(flops=flops, pass_s=low * _UNIT / flops, overhead_nbytes=overhead_nbytes(*few))
 
@@ -197,7 +197,10 @@ def overhead_nbytes(config: RunConfig, measured: Measured) -> int:
     """Beside all tensors, in a process."""
     bare = predict(config, Calibration(flops=1e9, overhead_nbytes=0), cores=1.0)
     return round(
-        median(there - part.memory.total for there, part in zip(measured.memory_nbytes, bare.parts, strict=True))
+        median(
+            there - machine_load.memory.total
+            for there, machine_load in zip(measured.memory_nbytes, bare.machine_loads, strict=True)
+        )
     )
 
 
@@ -276,8 +279,10 @@ def compare(setting: Setting, kept: Kept, calibration: Calibration, data: Path) 
         name=setting.name,
         runs=kept.runs[setting.name],
         seconds=plan.timeline.seconds,
-        memory_nbytes=[part.memory.total for part in plan.parts],
-        tensors_nbytes=[part.memory.total - part.memory.overhead for part in plan.parts],
+        memory_nbytes=[machine_load.memory.total for machine_load in plan.machine_loads],
+        tensors_nbytes=[
+            machine_load.memory.total - machine_load.memory.overhead for machine_load in plan.machine_loads
+        ],
     )
 
 

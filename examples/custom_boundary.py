@@ -14,40 +14,40 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from thinpipe.boundary.bits import pack_bits, packed_nbytes, unpack_bits
-from thinpipe.boundary.contract import Compressor, MessageShape, Passage
+from thinpipe.boundary.contract import Compressor, MessageContext, MessageShape
+from thinpipe.boundary.packing import pack_bits, packed_nbytes, unpack_bits
 from thinpipe.boundary.registry import COMPRESSORS
-from thinpipe.boundary.settings import KINDS, BoundarySection, Compression
-from thinpipe.core.config import from_table
+from thinpipe.config.boundary import COMPRESSION_SETTINGS, BoundaryConfig, CompressionConfig
+from thinpipe.config.toml import from_table
 from thinpipe.core.events import Validated, read_events
-from thinpipe.data import PrepareConfig, prepare, quiet
+from thinpipe.data import PrepareConfig, no_progress, prepare
+from thinpipe.pipeline.boundary_methods import boundary_method
 from thinpipe.train import RunConfig, Trainer
-from thinpipe.train.boundaries import boundary_method
 
 
 class Signs(Compressor):
     """Every number becomes plus or minus the mean magnitude of its token."""
 
-    def __init__(self, shape: MessageShape, settings: Compression, seed: int) -> None:
+    def __init__(self, shape: MessageShape, settings: CompressionConfig, seed: int) -> None:
         self.shape = shape
 
     @property
     def nbytes(self) -> int:  # stated beforehand: buffers, meters and plans read it
         return self.shape.rows * (torch.bfloat16.itemsize + packed_nbytes(self.shape.width, bits=1))
 
-    def encode(self, values_BTW: Tensor, passage: Passage) -> Tensor:
+    def encode(self, values_BTW: Tensor, context: MessageContext) -> Tensor:
         rows = values_BTW.reshape(self.shape.rows, self.shape.width)
         scales = rows.abs().mean(1, keepdim=True).to(torch.bfloat16).view(torch.uint8)
         return torch.cat((scales, pack_bits(rows > 0, bits=1)), dim=1).flatten()
 
-    def decode(self, data: Tensor, passage: Passage) -> Tensor:
+    def decode(self, data: Tensor, context: MessageContext) -> Tensor:
         rows = data.view(self.shape.rows, -1)
         scales = rows[:, :2].contiguous().view(torch.bfloat16).float()
         signs = 2.0 * unpack_bits(rows[:, 2:], self.shape.width, bits=1) - 1.0
         return (signs * scales).view(self.shape.batch, self.shape.tokens, self.shape.width)
 
 
-def train(name: str, boundary: BoundarySection, folder: Path, steps: int) -> None:
+def train(name: str, boundary: BoundaryConfig, folder: Path, steps: int) -> None:
     settings = {
         "job": {"dump_folder": str(folder / name)},
         "data": {"path": str(folder / "tokens")},
@@ -66,12 +66,12 @@ def train(name: str, boundary: BoundarySection, folder: Path, steps: int) -> Non
 
 
 if __name__ == "__main__":
-    KINDS["signs"] = ()  # the settings that mean something to it: none
+    COMPRESSION_SETTINGS["signs"] = ()  # the settings that mean something to it: none
     COMPRESSORS["signs"] = Signs
     with tempfile.TemporaryDirectory() as name:
         folder, steps = Path(name), int(sys.argv[1]) if len(sys.argv) > 1 else 100
         text = {"sources": ("sample:train",), "validation_sources": ("sample:validation",)}
-        prepare(PrepareConfig(**text, output=folder / "tokens", vocab_size=2048), quiet)
-        signs = Compression(kind="signs")
-        train("bf16", BoundarySection(forward="bf16", backward="bf16"), folder, steps)
-        train("signs", BoundarySection(states=signs, gradients=signs), folder, steps)
+        prepare(PrepareConfig(**text, output=folder / "tokens", vocab_size=2048), no_progress)
+        signs = CompressionConfig(kind="signs")
+        train("bf16", BoundaryConfig(forward="bf16", backward="bf16"), folder, steps)
+        train("signs", BoundaryConfig(states=signs, gradients=signs), folder, steps)

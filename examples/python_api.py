@@ -9,41 +9,41 @@ stopped.
 import sys
 from pathlib import Path
 
-from thinpipe.boundary.settings import BoundarySection
 from thinpipe.checkpoint import find_checkpoint, load_model
+from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.core.events import Step, Validated, read_events
-from thinpipe.data import PrepareConfig, Tokenizer, has_tokens, prepare, quiet
+from thinpipe.data import PrepareConfig, Tokenizer, has_tokens, no_progress, prepare
 from thinpipe.models import SubspaceConfig
 from thinpipe.models.generate import generate
 from thinpipe.train import (
-    DataSection,
-    JobSection,
-    ModelSection,
-    OptimizerSection,
+    DataConfig,
+    JobConfig,
+    LRSchedulerConfig,
+    ModelSettings,
+    OptimizerConfig,
     RunConfig,
-    SchedulerSection,
     Trainer,
-    TrainingSection,
+    TrainingConfig,
 )
 
 
 def settings(folder: Path, steps: int) -> RunConfig:
-    """What a run file says, as frozen dataclasses; `thinpipe.core.config.load_toml` reads a file into the same."""
+    """What a run file says, as frozen dataclasses; `thinpipe.config.toml.load_toml` reads a file into the same."""
     return RunConfig(
-        job=JobSection(dump_folder=folder / "run"),
-        data=DataSection(path=folder / "tokens"),
-        model=ModelSection(preset="llama-tiny", boundaries=(1, 2, 3), subspace=SubspaceConfig(width=16)),
-        training=TrainingSection(steps=steps, global_batch_size=8),
-        optimizer=OptimizerSection(lr=3e-3),
-        lr_scheduler=SchedulerSection(warmup_steps=steps // 10),
-        boundary=BoundarySection(forward="bf16", backward="int8"),
+        job=JobConfig(dump_folder=folder / "run"),
+        data=DataConfig(path=folder / "tokens"),
+        model=ModelSettings(preset="llama-tiny", boundaries=(1, 2, 3), subspace=SubspaceConfig(width=16)),
+        training=TrainingConfig(steps=steps, global_batch_size=8),
+        optimizer=OptimizerConfig(lr=3e-3),
+        lr_scheduler=LRSchedulerConfig(warmup_steps=steps // 10),
+        boundary=BoundaryConfig(forward="bf16", backward="int8"),
     )
 
 
 def main(folder: Path, steps: int) -> None:
     if not has_tokens(folder / "tokens/train"):
         text = {"sources": ("sample:train",), "validation_sources": ("sample:validation",)}
-        prepare(PrepareConfig(**text, output=folder / "tokens", vocab_size=2048), quiet)
+        prepare(PrepareConfig(**text, output=folder / "tokens", vocab_size=2048), no_progress)
     config = settings(folder, steps)
     reason = Trainer(config).train()
     events = list(read_events(config.job.dump_folder / "events.jsonl"))

@@ -8,11 +8,13 @@ import subprocess
 import pytest
 import torch
 
+from tests.run_fixtures import gpt2_config, programs, run_config, tokens  # noqa: F401  fixtures for every folder
+
 _STARTERS = {
     "tests.swarm.brokers",
-    "tests.swarm.homes",
-    "tests.train.hubs",
-    "tests.train.programs",
+    "tests.swarm.network_namespaces",
+    "tests.swarm.hubs",
+    "tests.programs",
     "tests.transport.processes",
     "tests.warm",
 }

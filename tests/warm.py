@@ -16,8 +16,11 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.warm_imports"])
@@ -37,6 +40,7 @@ class WarmProcess:
             ends = output.writing, errors.writing if stderr == subprocess.PIPE else output.writing
             arguments = (module, self.args[3:], *ends, process_group)
             self._process = _CONTEXT.Process(target=_run, args=arguments, kwargs=how, daemon=True)
+            _ensure_server()
             self._process.start()
         self.pid = self._process.pid
 
@@ -92,6 +96,20 @@ def run_warm(module, *arguments, timeout, **how):
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
+def _ensure_server():
+    """Starts the fork server of this test worker if it does not run yet. A test may have changed the folder, and the
+    server has to find `tests` all the same."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [before])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
 class _Output:
     """Where a program prints: `writing` for the program, `reading` for us if it is a pipe."""
 
@@ -113,9 +131,6 @@ class _Output:
 
 def _run(module, arguments, output, errors, process_group, *, environment, cwd):
     """In the new process: everything as `python -m module` would find it, then the module."""
-    warm = sys.modules.get("tests.warm_imports")
-    assert warm is not None, "the fork server has not imported tests.warm_imports: start pytest at the project's root"
-    assert warm.THREADS == 1, f"the fork server had {warm.THREADS} threads, and only one survives a fork"
     if process_group is not None:
         os.setpgid(0, process_group)
     os.dup2(output.fileno(), 1)
@@ -123,6 +138,9 @@ def _run(module, arguments, output, errors, process_group, *, environment, cwd):
     output.close()
     if errors is not output:
         errors.close()
+    warm = sys.modules.get("tests.warm_imports")
+    assert warm is not None, "the fork server has not imported tests.warm_imports"
+    assert warm.THREADS == 1, f"the fork server had {warm.THREADS} threads, and only one survives a fork"
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)

@@ -10,8 +10,8 @@ import torch.distributed.pipelining  # noqa: F401
 import tests.warm  # noqa: F401
 import thinpipe.cli
 import thinpipe.pipeline.pipeline_runner
-import thinpipe.train.hub
-import thinpipe.train.join
+import thinpipe.swarm.hub.command
+import thinpipe.swarm.peer.join
 import thinpipe.train.process  # noqa: F401
 
 THREADS = len(os.listdir("/proc/self/task"))

@@ -1,8 +1,8 @@
-"""Loss over the clock: how long a step takes over real shaped lines, times the losses that the study measured.
+"""Loss over the clock: how long a step takes over shaped links, times the losses that the study measured.
 
     python -m benchmarks.convergence clock --data TOKENS
 
-Four processes, 1F1B, every one behind an emulated line, timed for a few steps of the run that the study trained in one
+Four processes, 1F1B, every one behind an emulated link, timed for a few steps of the run that the study trained in one
 process: with the same micro-batches the losses are the same, bit for bit, so only the time has to be measured (a study
 in larger ones is timed in these: its losses differ by roundings alone).
 """
@@ -21,20 +21,20 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.convergence.execute import settings_of
+from benchmarks.convergence.execute import has_settings, settings_of
 from benchmarks.convergence.results import Result, best_of_learning_rates, read_results
 from benchmarks.convergence.study import MICROBATCH, TOKENS_PER_STEP, Study
-from thinpipe.bench.provenance import versions
-from thinpipe.core.config import dump_toml
+from benchmarks.provenance import versions
+from thinpipe.config.link import LinkConfig
+from thinpipe.config.run import LRSchedulerConfig, RunConfig, ValidationConfig
+from thinpipe.config.toml import dump_toml
 from thinpipe.core.files import write_atomically
 from thinpipe.report.figures import pyplot
 from thinpipe.report.summary import summarise
-from thinpipe.train.config import RunConfig, SchedulerSection, ValidationSection
-from thinpipe.transport.settings import LinkSection
 
 Rates = Sequence[int | None]
 RATES: Rates = (None, 10, 20, 50, 80, 200)
-"""Mbps of every process's line, up and down, with 40 ms there and back; None: no line at all."""
+"""Mbps of every process's link, up and down, with 40 ms there and back; None: no emulated link."""
 STEPS, WARM_UP = 7, 2
 PAPER_RATE = 80
 
@@ -43,7 +43,7 @@ Curve = list[tuple[int, float]]
 
 
 class Timed(msgspec.Struct):
-    """Seconds of a step of one run, by the rate of the line."""
+    """Seconds of a step of one run, by the rate of the link."""
 
     settings: str
     seconds: dict[str, float] = {}
@@ -63,18 +63,18 @@ def read_times(output: Path) -> Times:
 
 def timed_config(study: Study, data: Path, folder: Path, mbps: int | None) -> RunConfig:
     config = study.config(data, folder)
-    line = LinkSection(up=f"{mbps}mbps", down=f"{mbps}mbps", latency="20ms") if mbps else LinkSection()
+    link = LinkConfig(up=f"{mbps}mbps", down=f"{mbps}mbps", latency="20ms") if mbps else LinkConfig()
     return replace(
         config,
         training=replace(config.training, steps=STEPS),
-        lr_scheduler=SchedulerSection(warmup_steps=1),
+        lr_scheduler=LRSchedulerConfig(warmup_steps=1),
         parallelism=replace(
             config.parallelism,
             pipeline_parallel_degree=len(study.cuts) + 1,
             pipeline_parallel_microbatch_size=min(study.microbatch, MICROBATCH),
         ),
-        link=line,
-        validation=ValidationSection(freq=0),
+        link=link,
+        validation=ValidationConfig(freq=0),
     )
 
 
@@ -105,7 +105,7 @@ def measure(data: Path, output: Path, runs: Sequence[Study], rates: Rates = RATE
     times, studies = read_times(output), raced(output, runs)
     for study in studies:
         known = times.runs.get(study.name)
-        if known is None or known.settings != settings_of(study):
+        if known is None or not has_settings(study, known.settings, where=output / "step_seconds.json"):
             times.runs[study.name] = Timed(settings=settings_of(study))
     todo = [(study, mbps) for study in studies for mbps in rates if key(mbps) not in times.runs[study.name].seconds]
     for number, (study, mbps) in enumerate(todo, 1):
@@ -182,7 +182,7 @@ def report_clock(output: Path, rates: Rates = RATES, shown: int = PAPER_RATE) ->
         minutes[name] = {rate: steps * seconds / 60 for rate, seconds in times[name].seconds.items()}
         cells = (f"{minutes[name][key(mbps)]:,.1f}" for mbps in rates)
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += ["", *crossings(minutes, rates), "", "![loss over the clock](clock.png)", ""]
+    lines += ["", *break_even_rates(minutes, rates), "", "![loss over the clock](clock.png)", ""]
     (output / "clock.md").write_text("\n".join(lines))
     curves = {name: mean_curve([curve_of(same[seed]) for seed in seeds]) for name, same in finals.items()}
     seconds = {name: times[name].seconds for name in finals}
@@ -190,7 +190,7 @@ def report_clock(output: Path, rates: Rates = RATES, shown: int = PAPER_RATE) ->
     return "\n".join(lines)
 
 
-def crossings(minutes: Mapping[str, Mapping[str, float]], all_rates: Rates) -> list[str]:
+def break_even_rates(minutes: Mapping[str, Mapping[str, float]], all_rates: Rates) -> list[str]:
     """Between which measured rates dense overtakes each of the others."""
     rates = [key(mbps) for mbps in all_rates if mbps]
     lines = []

@@ -1,4 +1,4 @@
-"""The command line that studies share: what to do, the tokens, where records and runs under way are."""
+"""The command line that studies share: what to do, the tokens, where records and unfinished runs are."""
 
 import signal
 import sys
@@ -14,7 +14,7 @@ def study_options(
     parser.add_argument("what", choices=whats)
     parser.add_argument("--data", type=Path, help="folder made by `thinpipe tokenize`")
     parser.add_argument("--output", type=Path, default=Path(f"benchmarks/results/{name}"))
-    parser.add_argument("--work", type=Path, default=Path(f"runs/{name}"), help="for runs under way")
+    parser.add_argument("--work", type=Path, default=Path(f"runs/{name}"), help="for unfinished runs")
     parser.add_argument("--only", nargs="*", help=only)
     parser.add_argument("--side-by-side", type=int, default=2)
     options = parser.parse_args()

@@ -15,17 +15,29 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.convergence.study import TOKENS_PER_STEP, Study, trainable
-from thinpipe.core.config import dump_toml, from_table
+from thinpipe.config.run import RunConfig
+from thinpipe.config.toml import dump_toml, from_table
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Stopped, read_events
 from thinpipe.core.files import write_atomically
 from thinpipe.report.summary import summarise
-from thinpipe.train.config import RunConfig
 
 STATUS_SECONDS = 60.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 """For glibc: large tensors of one step are the memory of the next one, a fifth faster than asking the kernel again."""
+
+_RENAMED = {
+    "neck": "projection",
+    "anchor_rank": "token_prior_rank",
+    "anchor_reach": "token_prior_window",
+    "first_rank": "embedding_rank",
+    "ngram_rows": "bigram_rows",
+    "ngram_rank": "bigram_rank",
+    "memory": "feedback",
+    "line_share": "uplink_share",
+}
+"""Settings in committed records -> their names today. No name stands for two settings."""
 
 
 class Run(Protocol):
@@ -160,13 +172,21 @@ def result_path(study: Run, output: Path) -> Path:
 def is_done(run: Run, output: Path) -> bool:
     """There is a record of it, made with the same settings."""
     path = result_path(run, output)
-    if not path.is_file():
-        return False
-    kept = json.loads(path.read_text())["settings"]
-    if kept == settings_of(run):
+    return path.is_file() and has_settings(run, json.loads(path.read_text())["settings"], where=path)
+
+
+def has_settings(run: Run, text: str, *, where: Path) -> bool:
+    """The TOML `text` of a record says what this run would say. Settings newer than the record have their defaults."""
+    if text == settings_of(run):
         return True
-    wanted = run.config(Path("TOKENS"), Path("RUN"))
-    return from_table(tomllib.loads(kept), RunConfig, where=str(path)) == wanted  # it may know fewer settings
+    table = current_settings(tomllib.loads(text))
+    return from_table(table, RunConfig, where=str(where)) == run.config(Path("TOKENS"), Path("RUN"))
+
+
+def current_settings(table: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a record under today's names."""
+    renamed = {_RENAMED.get(key, key): value for key, value in table.items()}
+    return {key: current_settings(value) if isinstance(value, dict) else value for key, value in renamed.items()}
 
 
 def keep(study: Run, folder: Path, output: Path, record_of: Record) -> float | None:
@@ -180,8 +200,8 @@ def keep(study: Run, folder: Path, output: Path, record_of: Record) -> float | N
 
 
 @contextmanager
-def alone_in(work: Path) -> Iterator[None]:
-    """Two at work in one folder would write into each other's runs."""
+def folder_lock(work: Path) -> Iterator[None]:
+    """Holds an exclusive lock on the work folder: two studies in one folder would write into each other's runs."""
     work.mkdir(parents=True, exist_ok=True)
     with (work / ".lock").open("w") as lock:
         try:
@@ -199,9 +219,9 @@ def execute(
     trunks = {study.trunk.key for study in studies if study.trunk}
     todo = sum(study.steps - min(study.steps, steps_done(work / study.key)) for study in waiting)
     million_tokens = sum(study.tokens for study in waiting) / 1e6
-    running, done, failed, began, told = list[Running](), 0, 0, time.monotonic(), 0.0
+    running, done, failed, began, reported = list[Running](), 0, 0, time.monotonic(), 0.0
     print(f"{len(waiting)} of {len(studies)} runs to do, {million_tokens:.1f} M tokens", flush=True)
-    with alone_in(work):
+    with folder_lock(work):
         try:
             while waiting or running:
                 while len(running) < side_by_side and (study := _next(waiting, running)):
@@ -215,10 +235,12 @@ def execute(
                     if settled and run.study.key not in trunks:
                         shutil.rmtree(run.folder)
                     done += run.study.steps - run.first_step
-                if time.monotonic() - told > STATUS_SECONDS:
-                    told = time.monotonic()
+                if time.monotonic() - reported > STATUS_SECONDS:
+                    reported = time.monotonic()
                     now = done + sum(max(0, run.step - run.first_step) for run in running)
-                    _tell(running, len(waiting), steps_left=todo - now, steps_per_second=now / (told - began))
+                    _report_progress(
+                        running, len(waiting), steps_left=todo - now, steps_per_second=now / (reported - began)
+                    )
         finally:
             for run in running:
                 run.process.terminate()  # it saves a checkpoint and goes on from there the next time
@@ -248,7 +270,7 @@ def _settle(run: Running, output: Path, record_of: Record) -> bool:
     return True
 
 
-def _tell(running: Sequence[Running], waiting: int, *, steps_left: int, steps_per_second: float) -> None:
+def _report_progress(running: Sequence[Running], waiting: int, *, steps_left: int, steps_per_second: float) -> None:
     left = f"{steps_left / steps_per_second / 60:.0f} min left" if steps_per_second else "no estimate yet"
     names = "; ".join(f"{run.study.key} {run.step}/{run.study.steps}" for run in running)
     print(f"{steps_per_second:.2f} steps/s, {left}, {waiting} waiting: {names}", flush=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from benchmarks.convergence.execute import is_done, result_path
 from benchmarks.convergence.study import Study
-from thinpipe.boundary.settings import BoundarySection, Compression
-from thinpipe.models.config import SubspaceConfig
-from thinpipe.train.config import BasisSection
+from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
+from thinpipe.config.model import SubspaceConfig
+from thinpipe.config.run import BasisConfig
 
 SHORT, LONG = 524_288, 1_048_576
 TOKENS_PER_CORE_SECOND = 3_000.0
@@ -36,20 +36,20 @@ def core_hours(study: Study) -> float:
     return study.tokens / TOKENS_PER_CORE_SECOND / 3600
 
 
-def topk(keep: float, *, reuse: bool = True, memory: str = "none") -> BoundarySection:
-    states = Compression(kind="topk", keep=keep, memory=memory)  # type: ignore[arg-type]
-    gradients = Compression(kind="topk", reuse_mask=True) if reuse else Compression(kind="topk", keep=keep)
-    return BoundarySection(states=states, gradients=gradients)
+def topk(keep: float, *, reuse: bool = True, feedback: str = "none") -> BoundaryConfig:
+    states = CompressionConfig(kind="topk", keep=keep, feedback=feedback)  # type: ignore[arg-type]
+    gradients = CompressionConfig(kind="topk", reuse_mask=True) if reuse else CompressionConfig(kind="topk", keep=keep)
+    return BoundaryConfig(states=states, gradients=gradients)
 
 
-def quantise(bits: int) -> BoundarySection:
-    leg = Compression(kind="quantise", bits=bits, tile=128, rotate=True)
-    return BoundarySection(states=leg, gradients=leg)
+def quantise(bits: int) -> BoundaryConfig:
+    compression = CompressionConfig(kind="quantise", bits=bits, tile=128, rotate=True)
+    return BoundaryConfig(states=compression, gradients=compression)
 
 
-def lowrank(rank: int) -> BoundarySection:
-    leg = Compression(kind="lowrank", rank=rank)
-    return BoundarySection(states=leg, gradients=leg)
+def lowrank(rank: int) -> BoundaryConfig:
+    compression = CompressionConfig(kind="lowrank", rank=rank)
+    return BoundaryConfig(states=compression, gradients=compression)
 
 
 TOPK = {8: topk(0.09), 16: topk(0.041), 32: topk(0.0205)}
@@ -119,17 +119,17 @@ class Questions:
             return self.of("row", "pieces", 2, name)
 
         for interval in (50, 200):
-            yield replace(row(f"basis every {interval}"), basis=BasisSection(interval=interval))
+            yield replace(row(f"basis every {interval}"), basis=BasisConfig(interval=interval))
         for size in (0.1, 10.0):
             named = row(f"basis every 50, step size {size:g}")
-            yield replace(named, basis=BasisSection(interval=50, step_size=size))
+            yield replace(named, basis=BasisConfig(interval=50, step_size=size))
         yield replace(row("Gaussian table"), subspace=SubspaceConfig(fixed="gaussian"))
         for std in (0.002, 0.2):
             yield replace(row(f"table of {std:g}"), subspace=SubspaceConfig(fixed_std=std))
         yield replace(row("last segment confined"), subspace=SubspaceConfig(free_last=False))
         yield replace(row("same trainable count"), matched=True)
         plain = self.of("element", "pieces", 2, "plain AdamW, basis every 50")
-        yield replace(plain, basis=BasisSection(interval=50))
+        yield replace(plain, basis=BasisConfig(interval=50))
 
     def ratios(self) -> Iterator[Study]:
         """Every method at the same bytes; those at 16 times were runs of the first question."""
@@ -141,8 +141,8 @@ class Questions:
             yield replace(self.of("quantise", "bytes", 3, f"quantise {bits} bit"), boundary=quantise(bits))
         own = self.of("topk", "bytes", 3, "topk 8x, own mask backward")
         yield replace(own, boundary=topk(0.0635, reuse=False))
-        for memory in ("ef", "ef21"):
-            yield replace(self.of("topk", "bytes", 3, f"topk 8x, {memory}"), boundary=topk(0.09, memory=memory))
+        for feedback in ("ef", "ef21"):
+            yield replace(self.of("topk", "bytes", 3, f"topk 8x, {feedback}"), boundary=topk(0.09, feedback=feedback))
 
     def depths(self) -> Iterator[Study]:
         """Do errors pile up with the number of boundaries? Those with three were runs of the questions above."""
@@ -164,9 +164,9 @@ class Questions:
         yield replace(self.of("topk", "bytes", 8, "topk 32x"), boundary=TOPK[32], lr=base / 2)
         own = self.of("topk", "bytes", 8, "topk 8x, own mask backward")
         yield replace(own, boundary=topk(0.0635, reuse=False), lr=base / 4)
-        for memory in ("ef", "ef21"):
-            feedback = self.of("topk", "bytes", 8, f"topk 8x, {memory}")
-            yield replace(feedback, boundary=topk(0.09, memory=memory), lr=base / 4)
+        for feedback in ("ef", "ef21"):
+            variant = self.of("topk", "bytes", 8, f"topk 8x, {feedback}")
+            yield replace(variant, boundary=topk(0.09, feedback=feedback), lr=base / 4)
 
     def finalists(self) -> Iterator[Study]:
         """Three seeds, and as many tokens as there is time for; half the rate too, since more steps may want less."""

@@ -7,33 +7,33 @@ import torch
 
 from thinpipe.boundary.contract import BoundaryMethod, MessageShape
 from thinpipe.boundary.registry import make_method
-from thinpipe.boundary.settings import BoundarySection
-from thinpipe.models import build
-from thinpipe.models.config import Execution, NeckConfig, SubspaceConfig
-from thinpipe.train.config import (
-    BasisSection,
-    CheckpointSection,
-    DataSection,
-    DebugSection,
-    JobSection,
-    MetricsSection,
-    ModelSection,
-    OptimizerSection,
-    ParallelismSection,
+from thinpipe.config.boundary import BoundaryConfig
+from thinpipe.config.model import ExecutionConfig, ProjectionConfig, SubspaceConfig
+from thinpipe.config.run import (
+    BasisConfig,
+    CheckpointConfig,
+    DataConfig,
+    DebugConfig,
+    JobConfig,
+    LRSchedulerConfig,
+    MetricsConfig,
+    ModelSettings,
+    OptimizerConfig,
+    ParallelismConfig,
     RunConfig,
-    SchedulerSection,
-    TrainingSection,
-    ValidationSection,
+    TrainingConfig,
+    ValidationConfig,
 )
+from thinpipe.models import build
 
 PRESET, DIM, VOCABULARY = "llama-10m", 256, 4096
 BATCH, MICROBATCH, TOKENS = 16, 4, 128
 TOKENS_PER_STEP = BATCH * TOKENS
-DENSE = BoundarySection(forward="bf16", backward="bf16")
+DENSE = BoundaryConfig(forward="bf16", backward="bf16")
 """What an ordinary pipeline sends, and every ratio of bytes is against."""
-FIRST_BASIS = BasisSection(interval=0)
-NO_NECK = NeckConfig()
-SHAPE = ModelSection(preset=PRESET)
+FIRST_BASIS = BasisConfig(interval=0)
+NO_PROJECTION = ProjectionConfig()
+SHAPE = ModelSettings(preset=PRESET)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +55,16 @@ class Study:
     """Beside the width."""
     matched: bool = False
     """The MLPs are widened until the model trains as many numbers as the dense one."""
-    boundary: BoundarySection = DENSE
-    basis: BasisSection = FIRST_BASIS
+    boundary: BoundaryConfig = DENSE
+    basis: BasisConfig = FIRST_BASIS
     second_moment: str = "row"
     cuts: tuple[int, ...] = (2, 4, 6)
-    neck: NeckConfig = NO_NECK
+    projection: ProjectionConfig = NO_PROJECTION
     """Free blocks; set this or `width`."""
-    shape: ModelSection = SHAPE
+    shape: ModelSettings = SHAPE
     """Beside what is above."""
     microbatch: int = MICROBATCH
-    schedule: SchedulerSection | None = None
+    schedule: LRSchedulerConfig | None = None
     """None: a twentieth of the steps to warm up, then a cosine."""
     trunk: "Study | None" = None
     """The run whose last step this one goes on from; else it begins anew."""
@@ -84,28 +84,28 @@ class Study:
         return self.tokens // TOKENS_PER_STEP
 
     @property
-    def model(self) -> ModelSection:
-        section = replace(self.shape, max_seq_len=TOKENS, boundaries=self.cuts, neck=self.neck)
+    def model(self) -> ModelSettings:
+        section = replace(self.shape, max_seq_len=TOKENS, boundaries=self.cuts, projection=self.projection)
         if self.width is not None:
             section = replace(section, subspace=replace(self.subspace, width=self.width))
         return replace(section, hidden_dim=matched_hidden_dim(section)) if self.matched else section
 
     def config(self, data: Path, folder: Path) -> RunConfig:
         return RunConfig(
-            job=JobSection(dump_folder=folder),
+            job=JobConfig(dump_folder=folder),
             model=self.model,
-            data=DataSection(path=data),
-            training=TrainingSection(steps=self.steps, global_batch_size=BATCH, seq_len=TOKENS),
-            parallelism=ParallelismSection(pipeline_parallel_microbatch_size=self.microbatch),
-            optimizer=OptimizerSection(lr=self.lr, second_moment=self.second_moment),  # type: ignore[arg-type]
-            lr_scheduler=self.schedule or SchedulerSection(warmup_steps=max(1, self.steps // 20)),
+            data=DataConfig(path=data),
+            training=TrainingConfig(steps=self.steps, global_batch_size=BATCH, seq_len=TOKENS),
+            parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=self.microbatch),
+            optimizer=OptimizerConfig(lr=self.lr, second_moment=self.second_moment),  # type: ignore[arg-type]
+            lr_scheduler=self.schedule or LRSchedulerConfig(warmup_steps=max(1, self.steps // 20)),
             basis=self.basis,
             boundary=self.boundary,
-            execution=Execution(autocast_bf16=self.autocast, compile=self.compiled),
-            checkpoint=CheckpointSection(interval=256, keep_latest_k=1),
-            validation=ValidationSection(freq=min(self.steps, max(64, self.steps // 8)), steps=20),
-            metrics=MetricsSection(log_freq=64),
-            debug=DebugSection(seed=self.seed),
+            execution=ExecutionConfig(autocast_bf16=self.autocast, compile=self.compiled),
+            checkpoint=CheckpointConfig(interval=256, keep_latest_k=1),
+            validation=ValidationConfig(freq=min(self.steps, max(64, self.steps // 8)), steps=20),
+            metrics=MetricsConfig(log_freq=64),
+            debug=DebugConfig(seed=self.seed),
         )
 
     @property
@@ -115,20 +115,20 @@ class Study:
         shape = MessageShape(
             batch=self.microbatch, tokens=TOKENS, width=width, vocab_size=VOCABULARY, dtype=torch.float32
         )
-        return make_method(self.boundary, shape, confined=self.width is not None, seed=self.seed)
+        return make_method(self.boundary, shape, in_subspace=self.width is not None, seed=self.seed)
 
     @property
     def nbytes_per_token(self) -> float:
-        """That cross each boundary, both ways, ids and scales included."""
+        """That cross each boundary, in both directions, ids and scales included."""
         return (self.method.forward_nbytes + self.method.backward_nbytes) / (self.microbatch * TOKENS)
 
 
-def trainable(section: ModelSection) -> int:
+def trainable(section: ModelSettings) -> int:
     return sum(parameter.numel() for parameter in build(section.resolve(VOCABULARY)).parameters())
 
 
-def matched_hidden_dim(section: ModelSection) -> int:
+def matched_hidden_dim(section: ModelSettings) -> int:
     """The width of the MLPs with which the model trains as many numbers as the dense one of its shape."""
-    wanted = trainable(replace(section, subspace=SubspaceConfig(), neck=NO_NECK))
+    wanted = trainable(replace(section, subspace=SubspaceConfig(), projection=NO_PROJECTION))
     narrow, wide = (trainable(replace(section, hidden_dim=hidden)) for hidden in (512, 1024))  # the count is linear
     return round(512 + 512 * (wanted - narrow) / (wide - narrow))

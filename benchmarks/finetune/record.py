@@ -13,13 +13,13 @@ import msgspec
 from benchmarks.convergence.execute import ended, is_done, result_path, settings_of
 from benchmarks.finetune.runs import BOOKS_FOLDER, EPOCHS, METHODS, PRETRAINED, Finetuning, Pretraining
 from benchmarks.finetune.stamp import read_stamp
-from thinpipe.boundary.settings import BoundarySection
 from thinpipe.checkpoint import find_checkpoint
-from thinpipe.core.config import load_toml
+from thinpipe.config.boundary import BoundaryConfig
+from thinpipe.config.run import RunConfig
+from thinpipe.config.toml import load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.report.summary import Summary, summarise
-from thinpipe.train.config import RunConfig
-from thinpipe.train.loop import Trainer
+from thinpipe.train.trainer import Trainer
 
 
 def record(run: Finetuning, folder: Path) -> dict[str, Any]:
@@ -103,9 +103,9 @@ def finite(loss: float) -> float | None:
 
 def loss_whole(config: RunConfig, weights: Path) -> float:
     """The validation loss of a run's weights with its settings, when nothing is compressed."""
-    trainer = Trainer(replace(config, boundary=BoundarySection()))
+    trainer = Trainer(replace(config, boundary=BoundaryConfig()))
     trainer.engine.start_from(find_checkpoint(weights, trainer.engine.layers))
-    return trainer.engine.evaluate(trainer.feed.validation_batches())[0]
+    return trainer.engine.evaluate(trainer.data_loader.validation_batches())[0]
 
 
 def weights_sha256(folder: Path) -> str:

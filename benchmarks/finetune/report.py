@@ -111,7 +111,7 @@ def aqsgd() -> Iterator[str]:
     )
     full = Finetuning(name="", boundary=METHODS["uncompressed"]).forward_nbytes
     for name, boundary in METHODS.items():
-        if boundary.states.memory == "aqsgd":
+        if boundary.states.feedback == "aqsgd":
             run = Finetuning(name=name, boundary=boundary)
             here, paper = run.forward_nbytes, run.paper_forward_nbytes
             yield f"| {name} | {here:.1f} | {paper:.1f} | {full / here:.1f}x | {full / paper:.1f}x |"

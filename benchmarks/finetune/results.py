@@ -65,9 +65,9 @@ class Results:
             quantised_gradients=self.levels({n: f"{name} gradients" for n, name in bits.items()}),
             quantised_activations=self.levels({n: f"{name} states" for n, name in bits.items()}),
             topk={masks: self.levels({keep: topk_name(keep, masks) for keep in KEPT}) for masks in MASKS},
-            memories={
-                (memory, masks): self.levels({keep: topk_name(keep, masks, memory) for keep in kept})
-                for memory, kept in KEPT_WITH.items()
+            feedbacks={
+                (feedback, masks): self.levels({keep: topk_name(keep, masks, feedback) for keep in kept})
+                for feedback, kept in KEPT_WITH.items()
                 for masks in MASKS
             },
         )

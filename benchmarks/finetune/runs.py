@@ -15,27 +15,27 @@ from typing import ClassVar, Literal
 import torch
 
 from benchmarks.lossy_claims import MASKS, Masks
-from benchmarks.lossy_claims import Memory as Name
+from benchmarks.lossy_claims import Feedback as Name
 from thinpipe.boundary.contract import MessageShape
 from thinpipe.boundary.registry import make_method
-from thinpipe.boundary.settings import BoundarySection, Compression
-from thinpipe.models.config import Execution
-from thinpipe.train.config import (
-    CheckpointSection,
-    DataSection,
-    DebugSection,
-    JobSection,
-    MetricsSection,
-    ModelSection,
-    OptimizerSection,
+from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
+from thinpipe.config.model import ExecutionConfig
+from thinpipe.config.run import (
+    CheckpointConfig,
+    DataConfig,
+    DebugConfig,
+    JobConfig,
+    LRSchedulerConfig,
+    MetricsConfig,
+    ModelSettings,
+    OptimizerConfig,
     RunConfig,
-    SchedulerSection,
-    TrainingSection,
-    ValidationSection,
+    TrainingConfig,
+    ValidationConfig,
 )
 
 DIM, VOCABULARY, SEQ_LEN = 128, 4096, 128
-MODEL = ModelSection(preset="gpt2-tiny", dim=DIM, n_layers=6, n_heads=2, max_seq_len=SEQ_LEN, boundaries=(1, 3, 5))
+MODEL = ModelSettings(preset="gpt2-tiny", dim=DIM, n_layers=6, n_heads=2, max_seq_len=SEQ_LEN, boundaries=(1, 3, 5))
 BOOKS, EPOCHS, SAMPLES, VALIDATION_SAMPLES, BATCH = 2, 4, 256, 128, 8
 PRETRAINING_TOKENS, PRETRAINING_BATCH = 2_621_440, 16
 PRETRAINED, BOOKS_FOLDER = "pretrained", "books"
@@ -44,13 +44,13 @@ LR, SEEDS = 1e-3, (0, 1, 2)
 TOKENS_PER_CORE_SECOND, SECONDS_BESIDE = 6_000.0, 10.0
 """Roughly, for the estimate of core-minutes: in training, and a run's start and validations."""
 
-Memory = Literal["none", "ef", "ef21", "aqsgd"]
-MEMORIES: dict[Name, Memory] = {"EF": "ef", "EF21": "ef21", "AQ-SGD": "aqsgd"}
+Feedback = Literal["none", "ef", "ef21", "aqsgd"]
+FEEDBACK_SETTINGS: dict[Name, Feedback] = {"EF": "ef", "EF21": "ef21", "AQ-SGD": "aqsgd"}
 FEEDBACKS: tuple[Name, ...] = ("EF", "EF21")
 KEPT = (0.5, 0.3, 0.2, 0.1, 0.05)
 KEPT_WITH: dict[Name, tuple[float, ...]] = {"EF": (0.1,), "EF21": (0.1,), "AQ-SGD": KEPT[:-1]}
-UNCOMPRESSED = BoundarySection(forward="bf16", backward="bf16")
-SAME_MASK = Compression(kind="topk", reuse_mask=True)
+UNCOMPRESSED = BoundaryConfig(forward="bf16", backward="bf16")
+SAME_MASK = CompressionConfig(kind="topk", reuse_mask=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,16 +68,16 @@ class Pretraining:
 
     def config(self, data: Path, folder: Path) -> RunConfig:
         return RunConfig(
-            job=JobSection(dump_folder=folder),
+            job=JobConfig(dump_folder=folder),
             model=MODEL,
-            data=DataSection(path=data),
-            training=TrainingSection(steps=self.steps, global_batch_size=PRETRAINING_BATCH, seq_len=SEQ_LEN),
-            optimizer=OptimizerSection(lr=self.lr),
-            lr_scheduler=SchedulerSection(warmup_steps=self.steps // 20),
-            execution=Execution(autocast_bf16=True),
-            checkpoint=CheckpointSection(interval=256, keep_latest_k=1),
-            validation=ValidationSection(freq=self.steps // 4, steps=10),
-            metrics=MetricsSection(log_freq=64),
+            data=DataConfig(path=data),
+            training=TrainingConfig(steps=self.steps, global_batch_size=PRETRAINING_BATCH, seq_len=SEQ_LEN),
+            optimizer=OptimizerConfig(lr=self.lr),
+            lr_scheduler=LRSchedulerConfig(warmup_steps=self.steps // 20),
+            execution=ExecutionConfig(autocast_bf16=True),
+            checkpoint=CheckpointConfig(interval=256, keep_latest_k=1),
+            validation=ValidationConfig(freq=self.steps // 4, steps=10),
+            metrics=MetricsConfig(log_freq=64),
         )
 
 
@@ -85,7 +85,7 @@ class Pretraining:
 class Finetuning:
     name: str
     """Of its boundary method; runs that differ in the seed alone share it."""
-    boundary: BoundarySection
+    boundary: BoundaryConfig
     seed: int = 0
     lr: float = LR
     trunk: ClassVar[None] = None
@@ -105,18 +105,18 @@ class Finetuning:
 
     def config(self, data: Path, folder: Path) -> RunConfig:
         return RunConfig(
-            job=JobSection(dump_folder=folder),
-            model=ModelSection(initial=folder.parent / PRETRAINED),
-            data=DataSection(path=data),
-            training=TrainingSection(steps=self.steps, global_batch_size=BATCH, seq_len=SEQ_LEN),
-            optimizer=OptimizerSection(lr=self.lr),
-            lr_scheduler=SchedulerSection(warmup_steps=self.steps // 20),
+            job=JobConfig(dump_folder=folder),
+            model=ModelSettings(initial=folder.parent / PRETRAINED),
+            data=DataConfig(path=data),
+            training=TrainingConfig(steps=self.steps, global_batch_size=BATCH, seq_len=SEQ_LEN),
+            optimizer=OptimizerConfig(lr=self.lr),
+            lr_scheduler=LRSchedulerConfig(warmup_steps=self.steps // 20),
             boundary=self.boundary,
-            execution=Execution(autocast_bf16=True),
-            checkpoint=CheckpointSection(interval=self.steps, keep_latest_k=1),
-            validation=ValidationSection(freq=self.steps // EPOCHS, steps=0),
-            metrics=MetricsSection(log_freq=64),
-            debug=DebugSection(seed=self.seed),
+            execution=ExecutionConfig(autocast_bf16=True),
+            checkpoint=CheckpointConfig(interval=self.steps, keep_latest_k=1),
+            validation=ValidationConfig(freq=self.steps // EPOCHS, steps=0),
+            metrics=MetricsConfig(log_freq=64),
+            debug=DebugConfig(seed=self.seed),
         )
 
     @property
@@ -131,49 +131,49 @@ class Finetuning:
     @property
     def paper_forward_nbytes(self) -> float:
         """The mean over all epochs if AQ-SGD sent its first one whole, as its paper does, and not C(x) as here."""
-        if self.boundary.states.memory != "aqsgd":
+        if self.boundary.states.feedback != "aqsgd":
             return self.forward_nbytes
         whole = forward_and_backward(UNCOMPRESSED)[0]
         return (whole + (EPOCHS - 1) * self.forward_nbytes) / EPOCHS
 
 
-def forward_and_backward(boundary: BoundarySection) -> tuple[float, float]:
+def forward_and_backward(boundary: BoundaryConfig) -> tuple[float, float]:
     shape = MessageShape(batch=BATCH, tokens=SEQ_LEN, width=DIM, vocab_size=VOCABULARY, dtype=torch.float32)
-    method = make_method(boundary, shape, confined=False, seed=0)
+    method = make_method(boundary, shape, in_subspace=False, seed=0)
     return method.forward_nbytes / shape.rows, method.backward_nbytes / shape.rows
 
 
-def topk(keep: float, memory: Memory = "none") -> Compression:
-    return Compression(kind="topk", keep=keep, memory=memory)
+def topk(keep: float, feedback: Feedback = "none") -> CompressionConfig:
+    return CompressionConfig(kind="topk", keep=keep, feedback=feedback)
 
 
-def quantise(bits: int, memory: Memory = "none") -> Compression:
-    return Compression(kind="quantise", bits=bits, memory=memory)
+def quantise(bits: int, feedback: Feedback = "none") -> CompressionConfig:
+    return CompressionConfig(kind="quantise", bits=bits, feedback=feedback)
 
 
-def states_only(leg: Compression) -> BoundarySection:
-    return BoundarySection(states=leg, backward="bf16")
+def states_only(compression: CompressionConfig) -> BoundaryConfig:
+    return BoundaryConfig(states=compression, backward="bf16")
 
 
-def gradients_only(leg: Compression) -> BoundarySection:
-    return BoundarySection(forward="bf16", gradients=leg)
+def gradients_only(compression: CompressionConfig) -> BoundaryConfig:
+    return BoundaryConfig(forward="bf16", gradients=compression)
 
 
-def both(states: Compression, gradients: Compression) -> BoundarySection:
-    return BoundarySection(states=states, gradients=gradients)
+def both(states: CompressionConfig, gradients: CompressionConfig) -> BoundaryConfig:
+    return BoundaryConfig(states=states, gradients=gradients)
 
 
-def topk_both(keep: float, masks: Masks, memory: Memory = "none") -> BoundarySection:
+def topk_both(keep: float, masks: Masks, feedback: Feedback = "none") -> BoundaryConfig:
     if masks == "mask reused":
-        return both(topk(keep, memory), SAME_MASK)
-    return both(topk(keep, memory), topk(keep, "none" if memory == "aqsgd" else memory))
+        return both(topk(keep, feedback), SAME_MASK)
+    return both(topk(keep, feedback), topk(keep, "none" if feedback == "aqsgd" else feedback))
 
 
-def topk_name(keep: float, masks: Masks, memory: Name | None = None) -> str:
-    return f"topk {keep:.0%} {memory or 'both'}, {masks}"
+def topk_name(keep: float, masks: Masks, feedback: Name | None = None) -> str:
+    return f"topk {keep:.0%} {feedback or 'both'}, {masks}"
 
 
-def methods() -> Iterator[tuple[str, BoundarySection]]:
+def methods() -> Iterator[tuple[str, BoundaryConfig]]:
     """Those with which something is compared first."""
     yield "uncompressed", UNCOMPRESSED
     for keep in KEPT:
@@ -185,10 +185,10 @@ def methods() -> Iterator[tuple[str, BoundarySection]]:
         yield f"quantise {bits} bit states", states_only(quantise(bits))
         yield f"quantise {bits} bit gradients", gradients_only(quantise(bits))
         yield f"quantise {bits} bit both", both(quantise(bits), quantise(bits))
-    for memory, kept in KEPT_WITH.items():
+    for feedback, kept in KEPT_WITH.items():
         for keep in kept:
             for masks in MASKS:
-                yield topk_name(keep, masks, memory), topk_both(keep, masks, MEMORIES[memory])
+                yield topk_name(keep, masks, feedback), topk_both(keep, masks, FEEDBACK_SETTINGS[feedback])
     for bits in (2, 4):
         yield f"quantise {bits} bit AQ-SGD", both(quantise(bits, "aqsgd"), quantise(8))
 
@@ -200,7 +200,7 @@ RESTED_ON = (
     "uncompressed",
     *(topk_name(keep, masks) for keep in KEPT for masks in MASKS),
     *(f"{what} {direction}" for what in DIRECTIONS for direction in ("states", "gradients")),
-    *(topk_name(0.1, masks, memory) for memory in FEEDBACKS for masks in MASKS),
+    *(topk_name(0.1, masks, feedback) for feedback in FEEDBACKS for masks in MASKS),
     *(topk_name(keep, masks, "AQ-SGD") for keep in (0.3, 0.2) for masks in MASKS),
 )
 """The claims are decided from these, which is why they have several seeds."""

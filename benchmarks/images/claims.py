@@ -2,20 +2,22 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
+from msgspec.structs import replace
+
 from benchmarks.digits import CLASSES
-from benchmarks.images.settings import BITS, KEPT, UNCOMPRESSED, Memory, Setting, Where, kept_with
+from benchmarks.images.settings import BITS, KEPT, UNCOMPRESSED, Feedback, Setting, Where, kept_with
 from benchmarks.images.training import Outcome, Score
 from benchmarks.lossy_claims import Evidence, Levels, Masks
-from benchmarks.lossy_claims import Memory as Name
+from benchmarks.lossy_claims import Feedback as Name
 from benchmarks.verdicts import Judge, Measured
 
 BEFORE = math.log(CLASSES)
 """The loss of a guess."""
 MASKS: dict[Masks, Where] = {"own masks": "both", "mask reused": "both, one mask"}
-NAMES: dict[Memory, Name] = {"ef": "EF", "ef21": "EF21", "aqsgd": "AQ-SGD"}
+NAMES: dict[Feedback, Name] = {"ef": "EF", "ef21": "EF21", "aqsgd": "AQ-SGD"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +75,9 @@ class Results:
             quantised_gradients=self.levels(replace(quantised, where="gradients"), BITS),
             quantised_activations=self.levels(replace(quantised, where="activations"), BITS),
             topk={masks: self.levels(replace(topk, where=where), KEPT) for masks, where in MASKS.items()},
-            memories={
-                (name, masks): self.levels(replace(topk, memory=memory, where=where), kept_with(memory, where))
-                for memory, name in NAMES.items()
+            feedbacks={
+                (name, masks): self.levels(replace(topk, feedback=feedback, where=where), kept_with(feedback, where))
+                for feedback, name in NAMES.items()
                 for masks, where in MASKS.items()
             },
         )

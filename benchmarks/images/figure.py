@@ -1,17 +1,17 @@
 """The study in one figure: what strength costs in either direction, and what switching it off at inference costs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from msgspec.structs import replace
 
 from benchmarks.images.claims import Results, Scores
-from benchmarks.images.settings import BITS, KEPT, KEPT_WITH_MEMORY, UNCOMPRESSED, WHERE, Memory, Setting
+from benchmarks.images.settings import BITS, KEPT, KEPT_WITH_FEEDBACK, UNCOMPRESSED, WHERE, Feedback, Setting
 
 COLOURS = {"activations": "#0b6e99", "gradients": "#e08e0b", "both": "#555555", "both, one mask": "#9a4c95"}
-MEMORIES: dict[Memory, tuple[str, str]] = {
+FEEDBACKS: dict[Feedback, tuple[str, str]] = {
     "none": ("plain", "#555555"),
     "ef": ("EF", "#e08e0b"),
     "ef21": ("EF21", "#5b8c3e"),
@@ -48,9 +48,9 @@ def draw_directions(axes: Any, results: Results, base: Setting, levels: Sequence
 
 
 def draw_inference(axes: Any, results: Results, base: Setting) -> None:
-    for memory, (name, colour) in MEMORIES.items():
-        levels = KEPT if memory == "none" else KEPT_WITH_MEMORY
-        settings = [replace(base, memory=memory, level=level) for level in levels]
+    for feedback, (name, colour) in FEEDBACKS.items():
+        levels = KEPT if feedback == "none" else KEPT_WITH_FEEDBACK
+        settings = [replace(base, feedback=feedback, level=level) for level in levels]
         line(axes, levels, [results.on[setting] for setting in settings], colour, label=f"{name}, on")
         line(axes, levels, [results.off[setting] for setting in settings], colour, label=f"{name}, off", style="--")
 

@@ -1,10 +1,12 @@
 """Every setting in one table, the claims in another, and a figure. Reads what the trainings left and nothing else."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+
+from msgspec.structs import replace
 
 from benchmarks.images.claims import BEFORE, Results, Scores
 from benchmarks.images.figure import draw
@@ -76,7 +78,7 @@ def row(setting: Setting, results: Results, outcomes: Sequence[Outcome]) -> str:
     losses = [outcome.training_loss for outcome in outcomes if outcome.training_loss is not None]
     cells = (
         setting.kind,
-        setting.memory,
+        setting.feedback,
         setting.where if setting.kind != "none" else "",
         setting.level_name,
         f"{outcomes[0].nbytes_per_image:,.0f}",

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.digits import SHADES, Digits, digits, shifted
+from benchmarks.image_models import Classifier, draw, resnet, walk
 from benchmarks.images.settings import UNCOMPRESSED, Setting
-from benchmarks.vision import Classifier, draw, resnet, walk
-from thinpipe.bench.provenance import versions
+from benchmarks.provenance import versions
 from thinpipe.boundary.contract import BoundaryMethod, MessageShape
 from thinpipe.boundary.registry import make_method
 from thinpipe.core.seeds import derive_seed
 from thinpipe.models import Segment
-from thinpipe.pipeline.chain import Chain
+from thinpipe.pipeline.stage_module import StageModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Outcome:
     training_loss: float | None
     """Mean of the last epoch; None: not finite."""
     nbytes_per_image: float
-    """That cross all boundaries, both ways, without the ids."""
+    """That cross all boundaries, in both directions, without the ids."""
     seconds: float
     versions: dict[str, str]
 
@@ -78,14 +78,14 @@ def train(setting: Setting, seed: int, recipe: Recipe) -> Outcome:
     draw(model, seed)
     shapes = message_shapes(model, images.test_NW[: recipe.batch])
     methods, whole = make_methods(setting, shapes, seed), make_methods(UNCOMPRESSED, shapes, seed)
-    chain = chain_of(model, methods, seed)
-    training_loss = fit(chain, images.train_NW, seed, recipe)
+    stage_module = stage_module_of(model, methods, seed)
+    training_loss = fit(stage_module, images.train_NW, seed, recipe)
     return Outcome(
         setting=setting,
         seed=seed,
         recipe=recipe,
-        on=score(chain, images.test_NW, recipe.batch),
-        off=score(chain_of(model, whole, seed), images.test_NW, recipe.batch),
+        on=score(stage_module, images.test_NW, recipe.batch),
+        off=score(stage_module_of(model, whole, seed), images.test_NW, recipe.batch),
         training_loss=training_loss,
         nbytes_per_image=sum(map(message_nbytes, methods)) / recipe.batch,
         seconds=round(monotonic() - began, 2),
@@ -105,33 +105,33 @@ def message_shapes(model: Classifier, rows_BW: Tensor) -> list[MessageShape]:
 
 
 def make_methods(setting: Setting, shapes: Sequence[MessageShape], seed: int) -> list[BoundaryMethod]:
-    return [make_method(setting.boundary, shape, confined=False, seed=seed) for shape in shapes]
+    return [make_method(setting.boundary, shape, in_subspace=False, seed=seed) for shape in shapes]
 
 
 def message_nbytes(method: BoundaryMethod) -> int:
     return method.states.compressor.nbytes + method.gradients.compressor.nbytes
 
 
-def chain_of(model: Classifier, methods: Sequence[BoundaryMethod], seed: int) -> Chain:
+def stage_module_of(model: Classifier, methods: Sequence[BoundaryMethod], seed: int) -> StageModule:
     """What a pipeline of language models is held against in tests, here with segments that see images."""
     segments = cast(Sequence[Segment], model.segments)
-    return Chain(segments, range(len(segments)), methods, seed=seed)
+    return StageModule(segments, range(len(segments)), methods, seed=seed)
 
 
-def fit(chain: Chain, rows_NW: Tensor, seed: int, recipe: Recipe) -> float:
+def fit(stage_module: StageModule, rows_NW: Tensor, seed: int, recipe: Recipe) -> float:
     """The mean loss of the last epoch."""
     optimizer = torch.optim.SGD(
-        chain.parameters(), lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+        stage_module.parameters(), lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
     )
     steps_per_epoch = len(rows_NW) // recipe.batch
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.epochs * steps_per_epoch)
-    chain.train()
+    stage_module.train()
     losses: list[float] = []
     for epoch in range(recipe.epochs):
         generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
         for rows_BW in rows_NW[torch.randperm(len(rows_NW), generator=generator)].split(recipe.batch):
-            chain.begin(rows_BW, step=len(losses), microbatch=0)
-            loss = F.cross_entropy(chain(), rows_BW[:, -1])
+            stage_module.begin(rows_BW, step=len(losses), microbatch=0)
+            loss = F.cross_entropy(stage_module(), rows_BW[:, -1])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -142,13 +142,13 @@ def fit(chain: Chain, rows_NW: Tensor, seed: int, recipe: Recipe) -> float:
 
 
 @torch.no_grad()
-def score(chain: Chain, rows_NW: Tensor, batch: int) -> Score:
+def score(stage_module: StageModule, rows_NW: Tensor, batch: int) -> Score:
     """An answer that is not finite is wrong, and no finite loss makes up for it."""
-    chain.eval()
+    stage_module.eval()
     logits: list[Tensor] = []
     for step, rows_BW in enumerate(rows_NW.split(batch)):
-        chain.begin(rows_BW, step=step, microbatch=0, backward_follows=False)
-        logits.append(chain())
+        stage_module.begin(rows_BW, step=step, microbatch=0, backward_follows=False)
+        logits.append(stage_module())
     answers, labels = torch.cat(logits), rows_NW[:, -1]
     right = (answers.argmax(1) == labels) & answers.isfinite().all(1)
     loss = F.cross_entropy(answers, labels).item()

@@ -80,7 +80,7 @@ def report(output: Path) -> None:
     full = DENSE.nbytes_per_token
     lines = ["# The keel against dense and against the others", "", READ_THIS, ""]
     lines += [*seeds_table(narrow, dense, full), *over_tokens_table(narrow, dense, COLOURS)]
-    lines += [*crossing_table(narrow), *questions_tables(narrow, dense, full)]
+    lines += [*boundary_cost_table(narrow), *questions_tables(narrow, dense, full)]
     if twice:
         full_twice = replace(DENSE, shape=WIDE).nbytes_per_token
         lines += questions_tables(twice, wide, full_twice)
@@ -109,7 +109,7 @@ def draw_all(ours: list[Result], dense: Dense, papers: list[Result], path: Path)
         draw_pareto(shown, path, OF_ALL, line="none")
 
 
-def crossing_table(results: list[Result]) -> list[str]:
+def boundary_cost_table(results: list[Result]) -> list[str]:
     """Tables make a better model than dense is, so the gap to dense does not say what is lost at boundaries."""
     lines = list[str]()
     for suffix in ("", ", reach 1"):

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 from benchmarks.convergence.runs import TOPK, lowrank
 from benchmarks.convergence.study import SHAPE, TOKENS_PER_STEP, Study
-from thinpipe.boundary.settings import BoundarySection
-from thinpipe.models.config import NeckConfig
-from thinpipe.train.config import SchedulerSection
+from thinpipe.config.boundary import BoundaryConfig
+from thinpipe.config.model import ProjectionConfig
+from thinpipe.config.run import LRSchedulerConfig
 
 LONG, SHORT, SEEDS, DIM = 4_194_304, 1_048_576, (0, 1, 2), 256
-INT8 = BoundarySection(forward="int8", backward="int8")
-INT4 = BoundarySection(forward="int4", backward="int4")
+INT8 = BoundaryConfig(forward="int8", backward="int8")
+INT4 = BoundaryConfig(forward="int4", backward="int4")
 WIDTH = {16: 58, 32: 26}
-"""By how many times fewer bytes than dense bf16, in int4 both ways, ids and scales counted."""
+"""By how many times fewer bytes than dense bf16, in int4 in both directions, ids and scales counted."""
 RANK = {16: 14, 32: 7}
 """Of messages of whole batches, a little more than their bytes allow."""
 RATES = (None, 1, 2, 5, 20, 80)
@@ -32,14 +32,14 @@ DENSE = Study(
 )
 
 
-def dealt(width: int, *, reach: int = 4, dim: int = DIM, segments: int = 4) -> NeckConfig:
+def dealt(width: int, *, window: int = 4, dim: int = DIM, segments: int = 4) -> ProjectionConfig:
     """A keel, and the token table of a dense model dealt out to the segments."""
     rank = dim // segments
-    return NeckConfig(width=width, anchor_rank=rank, anchor_reach=reach, first_rank=rank)
+    return ProjectionConfig(width=width, token_prior_rank=rank, token_prior_window=window, embedding_rank=rank)
 
 
 def keel(ratio: int) -> Study:
-    return replace(DENSE, name=f"keel {ratio}x", kind="keel", neck=dealt(WIDTH[ratio]), boundary=INT4)
+    return replace(DENSE, name=f"keel {ratio}x", kind="keel", projection=dealt(WIDTH[ratio]), boundary=INT4)
 
 
 def shorter(study: Study) -> Study:
@@ -52,7 +52,7 @@ def compiled(study: Study) -> Study:
     return replace(study, autocast=False, compiled=True)
 
 
-WHOLE = replace(DENSE, name="keel of all channels, bf16", kind="keel", neck=dealt(DIM))
+WHOLE = replace(DENSE, name="keel of all channels, bf16", kind="keel", projection=dealt(DIM))
 """What the tables alone change."""
 
 
@@ -63,7 +63,7 @@ def result() -> Iterator[Study]:
         yield replace(WHOLE, seed=seed, priority=30 + seed)
     for ratio, width in (*WIDTH.items(), (1, DIM)):  # tables of the token alone
         study = WHOLE if ratio == 1 else keel(ratio)
-        yield replace(study, name=f"{study.name}, reach 1", neck=dealt(width, reach=1), priority=33)
+        yield replace(study, name=f"{study.name}, reach 1", projection=dealt(width, window=1), priority=33)
 
 
 def short() -> Iterator[Study]:
@@ -84,8 +84,8 @@ def wide() -> Iterator[Study]:
         if seed:  # the first pair is older
             dense = compiled(dense)
         yield dense
-        neck = dealt(WIDTH[32], dim=512)
-        yield replace(dense, name="keel 64x, d = 512", kind="keel", neck=neck, boundary=INT4, matched=True)
+        projection = dealt(WIDTH[32], dim=512)
+        yield replace(dense, name="keel 64x, d = 512", kind="keel", projection=projection, boundary=INT4, matched=True)
         if seed == 0:  # is the rate that suits the narrower one too high for dense?
             yield replace(compiled(dense), lr=1e-3, priority=45)
 
@@ -96,9 +96,9 @@ def methods() -> Iterator[Study]:
         width = WIDTH[ratio]
         rivals = {
             "subspace": replace(DENSE, kind="row", width=width, matched=True),
-            "learned": neck_of(NeckConfig(kind="learned", width=width, anchor_rank=32)),
-            "bottleneck": neck_of(NeckConfig(kind="bottleneck", width=width)),
-            "learned, our tables": neck_of(replace(dealt(width), kind="learned")),
+            "learned": projection_of(ProjectionConfig(kind="learned", width=width, token_prior_rank=32)),
+            "bottleneck": projection_of(ProjectionConfig(kind="bottleneck", width=width)),
+            "learned, our tables": projection_of(replace(dealt(width), kind="learned")),
             "bottleneck, our tables": bottleneck_with_tables(width),
         }
         lossy = {
@@ -112,36 +112,36 @@ def methods() -> Iterator[Study]:
                 yield study
 
 
-def neck_of(neck: NeckConfig) -> Study:
-    return replace(DENSE, kind=neck.kind, neck=neck, matched=True)
+def projection_of(projection: ProjectionConfig) -> Study:
+    return replace(DENSE, kind=projection.kind, projection=projection, matched=True)
 
 
 def bottleneck_with_tables(width: int) -> Study:
     """A keel with small networks beside it: at 1.05 M tokens the one that comes closest to it."""
-    return neck_of(replace(dealt(width), kind="bottleneck"))
+    return projection_of(replace(dealt(width), kind="bottleneck"))
 
 
 def pieces() -> Iterator[Study]:
     """The keel's parts, one by one, at 32 times fewer bytes."""
     of_26 = dealt(26)
-    no_tables, full_first = NeckConfig(width=26), NeckConfig(width=26, anchor_rank=64)
-    for name, neck, boundary in (
-        ("26 channels, fp32", of_26, BoundarySection()),
-        ("2 channels, fp32", dealt(2), BoundarySection()),
+    no_tables, full_first = ProjectionConfig(width=26), ProjectionConfig(width=26, token_prior_rank=64)
+    for name, projection, boundary in (
+        ("26 channels, fp32", of_26, BoundaryConfig()),
+        ("2 channels, fp32", dealt(2), BoundaryConfig()),
         ("12 channels, int8", dealt(12), INT8),
         ("26 channels, int4, no tables after the first", no_tables, INT4),
         ("26 channels, int4, full first table", full_first, INT4),
-        ("26 channels, int4, and tables of pairs", replace(of_26, ngram_rows=4096), INT4),
+        ("26 channels, int4, and tables of pairs", replace(of_26, bigram_rows=4096), INT4),
     ):
-        study = replace(compiled(shorter(keel(32))), neck=neck, boundary=boundary, matched=True)
+        study = replace(compiled(shorter(keel(32))), projection=projection, boundary=boundary, matched=True)
         yield replace(study, question="pieces", name=name, priority=56)
 
 
 def boundaries() -> Iterator[Study]:
     """All with exactly as many trainable numbers; the one with three is also what the pieces are compared with."""
     for cuts, name in (((4,), "1 boundary"), ((2, 4, 6), "3 boundaries"), ((1, 2, 3, 4, 5, 6, 7), "7 boundaries")):
-        neck = dealt(WIDTH[32], segments=len(cuts) + 1)
-        study = replace(compiled(shorter(keel(32))), neck=neck, cuts=cuts, matched=True)
+        projection = dealt(WIDTH[32], segments=len(cuts) + 1)
+        study = replace(compiled(shorter(keel(32))), projection=projection, cuts=cuts, matched=True)
         yield replace(study, question="boundaries", name=f"keel 32x, {name}", priority=43)
 
 
@@ -154,8 +154,8 @@ def steps_to_loss() -> Iterator[Study]:
         trunk: Study | None = None
         for ratio in ratios:
             steps = round(ratio * LONG / TOKENS_PER_STEP)
-            level = SchedulerSection(warmup_steps=warmup, decay_type="linear", min_lr_factor=1.0)
-            decay = SchedulerSection(warmup_steps=warmup, decay_type="wsd", decay_ratio=falling)
+            level = LRSchedulerConfig(warmup_steps=warmup, decay_type="linear", min_lr_factor=1.0)
+            decay = LRSchedulerConfig(warmup_steps=warmup, decay_type="wsd", decay_ratio=falling)
             of_all = replace(method, question="steps to loss", priority=44 if ratio <= 1.25 else 70)
             until = steps - round(falling * steps)
             trunk = replace(

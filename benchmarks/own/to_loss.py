@@ -1,4 +1,4 @@
-"""How many more tokens than dense, and how much less time over slow lines, until the loss that dense comes to."""
+"""How many more tokens than dense, and how much less time over slow links, until the loss that dense comes to."""
 
 from collections.abc import Sequence
 

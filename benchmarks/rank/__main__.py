@@ -20,10 +20,10 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from benchmarks.provenance import plain_settings, versions
 from benchmarks.rank.families import FAMILIES, Options
 from benchmarks.rank.history import History, Moment, follow
 from benchmarks.rank.report import write_report
-from thinpipe.bench.provenance import plain_settings, versions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.digits import digits, shifted
-from benchmarks.vision import Classifier, draw, mixer, resnet, vit
+from benchmarks.image_models import Classifier, draw, mixer, resnet, vit
 from thinpipe.core.seeds import derive_seed
 from thinpipe.data import Batches, Cursor, Tokens
-from thinpipe.data.samples import Windows
+from thinpipe.data.dataset import Windows
 from thinpipe.models import GPT2Config, LlamaConfig, Model, build, materialise
 
 SEGMENTS, HEAD_DIM = 4, 32

@@ -9,10 +9,10 @@ from time import monotonic
 import torch
 from torch import Tensor
 
+from benchmarks.image_models import WRITERS, AcrossTokens, walk
 from benchmarks.rank.families import FAMILIES, Network, Options, Task
 from benchmarks.rank.spectrum import Ranks, ranks
-from benchmarks.vision import WRITERS, AcrossTokens, walk
-from thinpipe.subspace import RowwiseAdamW
+from thinpipe.optim import RowwiseAdamW
 
 WARM_UP = 50
 

@@ -7,7 +7,7 @@ training goes on.
 import math
 from dataclasses import dataclass
 
-from thinpipe.train.commit_interval import LEAST_SECONDS, MARGIN
+from thinpipe.swarm.hub.commits.interval import MARGIN, MIN_SECONDS
 
 NOTICE_S = 3.1
 """Until work goes on with a spare, in the median of 104 outages (docs/concepts/fault-model.md)."""
@@ -22,8 +22,8 @@ class Commits:
 
     @property
     def interval_s(self) -> float:
-        """As `train/commit_interval.py` chooses it."""
-        return max(MARGIN * self.send_s, LEAST_SECONDS)
+        """As `swarm/hub/commits/interval.py` chooses it."""
+        return max(MARGIN * self.send_s, MIN_SECONDS)
 
 
 def kept_share(commits: Commits, *, peers: int, lifetime_s: float) -> float:

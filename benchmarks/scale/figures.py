@@ -27,7 +27,7 @@ def draw_speed(path: Path) -> None:
     plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained", sharey=True)
     for colour, (name, width) in zip(COLOURS, WIDTHS.items(), strict=False):
-        peers = [replace(AVERAGE, line=replace(AVERAGE.line, up_bps=mbps * 1e6)) for mbps in UPLINKS_MBPS]
+        peers = [replace(AVERAGE, link=replace(AVERAGE.link, up_bps=mbps * 1e6)) for mbps in UPLINKS_MBPS]
         left.plot(UPLINKS_MBPS, [speed(32, width, peer) for peer in peers], color=colour, marker="o", ms=3, label=name)
         counts = [count for count in PEERS if fits(count, width)]
         right.plot(counts, [speed(count, width) for count in counts], color=colour, marker="o", ms=3, label=name)

@@ -8,7 +8,7 @@ from benchmarks.scale.swarm import (
     COMMITS,
     DEVICE,
     DOWN_BPS,
-    LINE_SPREAD,
+    LINK_SPREAD,
     LLAMA_8B,
     LLAMA_70B,
     MEMORY_NBYTES,
@@ -18,9 +18,9 @@ from benchmarks.scale.swarm import (
     UP_BPS,
     Swarm,
 )
-from thinpipe.plan.job import Timeline
-from thinpipe.plan.lines import pieces_of
-from thinpipe.plan.messages import message_nbytes
+from thinpipe.plan.messages import message_sizes
+from thinpipe.plan.simulation.links import pieces_of
+from thinpipe.plan.simulation.simulate import Timeline
 
 DAY_S = 86_400.0
 WEEK_S = 7 * DAY_S
@@ -40,9 +40,9 @@ SWARMS = (
 
 
 def commits_of(swarm: Swarm) -> Commits:
-    """With lines in the middle of the field: the slowest part is the largest one on a home's line."""
-    lines = [swarm.line_of(stage, AVERAGE.line) for stage in range(swarm.stages)]
-    seconds = [nbytes * 8 / (COMMITS * line.up_bps) for nbytes, line in zip(swarm.state_nbytes, lines, strict=True)]
+    """With links in the middle of the field: the slowest part is the largest one on a home's link."""
+    links = [swarm.link_of(stage, AVERAGE.link) for stage in range(swarm.stages)]
+    seconds = [nbytes * 8 / (COMMITS * link.up_bps) for nbytes, link in zip(swarm.state_nbytes, links, strict=True)]
     through_hub = sum(swarm.state_nbytes) * 8 / (COMMITS * swarm.hub_bps / swarm.replicas)
     middle = sorted(swarm.state_nbytes)[swarm.stages // 2]
     return Commits(send_s=max(*seconds, through_hub), fetch_s=middle * 8 / DOWN_BPS)
@@ -50,7 +50,7 @@ def commits_of(swarm: Swarm) -> Commits:
 
 def messages_per_step(swarm: Swarm) -> int:
     """Through the hub, one way; its exchange's too."""
-    messages = message_nbytes(swarm.cut, swarm.config)
+    messages = message_sizes(swarm.cut, swarm.config)
     pieces = pieces_of(messages.forward_nbytes) + pieces_of(messages.backward_nbytes)
     return (swarm.stages - 1) * (swarm.microbatches * pieces + 2)
 
@@ -60,9 +60,9 @@ def limit_of(timeline: Timeline) -> str:
     seconds = {
         "the last stage's processor": timeline.busy[-1],
         "the processors": max(timeline.busy[:-1]),
-        "the homes' uplinks": max(busy for name, busy in timeline.line_busy.items() if name.startswith("up")),
-        "the homes' downlinks": max(busy for name, busy in timeline.line_busy.items() if name.startswith("down")),
-        "the hub's line": max(busy for name, busy in timeline.line_busy.items() if name.startswith("hub")),
+        "the homes' uplinks": max(busy for name, busy in timeline.link_busy.items() if name.startswith("up")),
+        "the homes' downlinks": max(busy for name, busy in timeline.link_busy.items() if name.startswith("down")),
+        "the hub's line": max(busy for name, busy in timeline.link_busy.items() if name.startswith("hub")),
     }
     name = max(seconds, key=lambda one: seconds[one])
     return f"{name}, {seconds[name] / timeline.seconds:.0%} busy"
@@ -72,8 +72,8 @@ def row(swarm: Swarm, draws: int) -> str:
     timeline, commits = swarm.alike(), commits_of(swarm)
     alike = swarm.replicas * swarm.microbatches * TOKENS / timeline.seconds
     drawn = swarm.drawn_tokens_per_second(draws)
-    day, week = (kept_share(commits, peers=swarm.stages, lifetime_s=life) for life in (DAY_S, WEEK_S))
-    gbps = swarm.replicas * timeline.line_nbytes["hub up"] * 8e-9 / timeline.seconds
+    day, week = (kept_share(commits, peers=swarm.stages, lifetime_s=lifetime) for lifetime in (DAY_S, WEEK_S))
+    gbps = swarm.replicas * timeline.link_nbytes["hub up"] * 8e-9 / timeline.seconds
     rate = swarm.replicas * messages_per_step(swarm) / timeline.seconds
     return (
         f"| {swarm.name} | {alike:,.0f} | {1 - timeline.bubble:.0%} | {limit_of(timeline)} | {drawn:,.0f} | "
@@ -94,7 +94,7 @@ def page(*, draws: int, name: str) -> str:
         up=f"{UP_BPS / 1e6:.0f}",
         down=f"{DOWN_BPS / 1e6:.0f}",
         speeds=SPEED_SPREAD,
-        lines=LINE_SPREAD,
+        lines=LINK_SPREAD,
         share=f"{COMMITS:.0%}",
         first=f"{memory[0] / 1e9:.1f}",
         last=f"{memory[-1] / 1e9:.1f}",

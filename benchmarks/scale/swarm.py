@@ -1,4 +1,4 @@
-"""Pipelines of home machines around a hub: how fast they are, alike and with machines and lines drawn at random."""
+"""Pipelines of home machines around a hub: how fast they are, alike and with machines and links drawn at random."""
 
 import random
 from dataclasses import dataclass, replace
@@ -6,16 +6,16 @@ from functools import cached_property
 from statistics import mean
 from typing import cast
 
-from thinpipe.boundary.settings import BoundarySection
-from thinpipe.models.config import Execution, LlamaConfig, SubspaceConfig
-from thinpipe.models.presets import PRESETS
-from thinpipe.plan.actions import action_lists
+from thinpipe.config.boundary import BoundaryConfig
+from thinpipe.config.model import ExecutionConfig, LlamaConfig, SubspaceConfig
+from thinpipe.config.model_presets import PRESETS
+from thinpipe.config.run import CheckpointConfig, ParallelismConfig, RunConfig, TrainingConfig
 from thinpipe.plan.devices import DEVICES
-from thinpipe.plan.lines import LineSpec
-from thinpipe.plan.messages import message_nbytes
-from thinpipe.plan.needs import SegmentNeed, memory_nbytes, segment_needs, under_way
-from thinpipe.plan.simulate import Job, StageWork, Timeline, simulate
-from thinpipe.train.config import CheckpointSection, ParallelismSection, RunConfig, TrainingSection
+from thinpipe.plan.messages import message_sizes
+from thinpipe.plan.needs import SegmentNeed, in_flight_microbatches, memory_nbytes, segment_needs
+from thinpipe.plan.simulation.links import LinkSpec
+from thinpipe.plan.simulation.schedule_actions import action_lists
+from thinpipe.plan.simulation.simulate import StageTimes, StepSpec, Timeline, simulate
 
 DEVICE = "RTX 4090"
 PEAK_FLOPS, MEMORY_NBYTES = DEVICES[DEVICE].peak_flops("bf16"), 1e9 * (DEVICES[DEVICE].memory_gb or 0)
@@ -23,11 +23,11 @@ PEAK_FLOPS, MEMORY_NBYTES = DEVICES[DEVICE].peak_flops("bf16"), 1e9 * (DEVICES[D
 SHARE_OF_PEAK = 0.4
 """What training reaches of it; an assumption, no such card was measured."""
 UP_BPS, DOWN_BPS, LATENCY_S = 40e6, 200e6, 0.02
-"""The line of a home in the middle of the field; a round trip to the hub takes 40 ms."""
-SPEED_SPREAD, LINE_SPREAD = 0.25, 0.5
-"""Standard deviations of the logarithms of processors' and lines' rates."""
-COMMITS = CheckpointSection().line_share
-"""Of everybody's line to the hub, and of the hub's."""
+"""The link of a home in the middle of the field; a round trip to the hub takes 40 ms."""
+SPEED_SPREAD, LINK_SPREAD = 0.25, 0.5
+"""Standard deviations of the logarithms of processors' and links' rates."""
+COMMITS = CheckpointConfig().uplink_share
+"""Of everybody's link to the hub, and of the hub's."""
 TOKENS = 4096
 """Of a sequence, which is a micro-batch."""
 
@@ -38,17 +38,17 @@ LLAMA_70B = replace(LLAMA_8B, dim=8192, n_layers=80, n_heads=64, n_kv_heads=8, h
 @dataclass(frozen=True)
 class Peer:
     flops: float
-    line: LineSpec
+    link: LinkSpec
 
 
-AVERAGE = Peer(PEAK_FLOPS * SHARE_OF_PEAK, LineSpec(up_bps=UP_BPS, down_bps=DOWN_BPS, latency_s=LATENCY_S))
+AVERAGE = Peer(PEAK_FLOPS * SHARE_OF_PEAK, LinkSpec(up_bps=UP_BPS, down_bps=DOWN_BPS, latency_s=LATENCY_S))
 
 
 def drawn(peer: Peer, draw: random.Random) -> Peer:
     """One of the field of which `peer` is in the middle."""
-    speed, rate = draw.lognormvariate(0, SPEED_SPREAD), draw.lognormvariate(0, LINE_SPREAD)
-    line = replace(peer.line, up_bps=peer.line.up_bps * rate, down_bps=peer.line.down_bps * rate)
-    return Peer(peer.flops * speed, line)
+    speed, rate = draw.lognormvariate(0, SPEED_SPREAD), draw.lognormvariate(0, LINK_SPREAD)
+    link = replace(peer.link, up_bps=peer.link.up_bps * rate, down_bps=peer.link.down_bps * rate)
+    return Peer(peer.flops * speed, link)
 
 
 @dataclass(frozen=True)
@@ -64,22 +64,22 @@ class Swarm:
     microbatches: int = 128
     replicas: int = 1
     extra: int = 1
-    """Micro-batches under way beside those that 1F1B has by itself."""
+    """Micro-batches in flight beside those that 1F1B has by itself."""
     hub_bps: float = 10e9
     last_bps: float | None = None
-    """The line of the last stage, both ways, if it is no home's."""
+    """The link of the last stage, both directions, if it is no home's."""
 
     @cached_property
     def config(self) -> RunConfig:
         return RunConfig(
-            training=TrainingSection(seq_len=TOKENS, global_batch_size=self.microbatches),
-            parallelism=ParallelismSection(
+            training=TrainingConfig(seq_len=TOKENS, global_batch_size=self.microbatches),
+            parallelism=ParallelismConfig(
                 pipeline_parallel_degree=self.stages,
                 pipeline_parallel_microbatch_size=1,
                 pipeline_parallel_extra_microbatches=self.extra,
             ),
-            boundary=BoundarySection(forward="bf16", backward="bf16"),
-            execution=Execution(autocast_bf16=True, checkpoint_activations=True),
+            boundary=BoundaryConfig(forward="bf16", backward="bf16"),
+            execution=ExecutionConfig(autocast_bf16=True, checkpoint_activations=True),
         )
 
     @cached_property
@@ -100,7 +100,7 @@ class Swarm:
 
     @property
     def memory_nbytes(self) -> list[int]:
-        counts = [under_way(stage, self.stages, self.stages, self.config) for stage in range(self.stages)]
+        counts = [in_flight_microbatches(stage, self.stages, self.stages, self.config) for stage in range(self.stages)]
         return [memory_nbytes(need, self.config, count) for need, count in zip(self.needs, counts, strict=True)]
 
     def step(self, peers: list[Peer]) -> Timeline:
@@ -108,21 +108,21 @@ class Swarm:
         sizes = [need.forward_flops_per_token + need.backward_flops_per_token for need in self.needs]
         by_size = sorted(range(self.stages), key=lambda stage: -sizes[stage])
         place = dict(zip(by_size, sorted(peers, key=lambda peer: -peer.flops), strict=True))
-        messages = message_nbytes(self.cut, self.config)
-        lines = [self.line_of(stage, place[stage].line) for stage in range(self.stages)]
+        messages = message_sizes(self.cut, self.config)
+        links = [self.link_of(stage, place[stage].link) for stage in range(self.stages)]
         part = self.hub_bps / self.replicas
-        job = Job(
+        step_spec = StepSpec(
             actions=action_lists("1F1B", self.stages, self.microbatches, extra=self.extra),
-            works=[_work(need, place[stage].flops) for stage, need in enumerate(self.needs)],
-            lines=[replace(line, up_bps=line.up_bps * (1 - COMMITS)) for line in lines],
-            hub=LineSpec(up_bps=part, down_bps=part * (1 - COMMITS)),
+            stage_times=[_work(need, place[stage].flops) for stage, need in enumerate(self.needs)],
+            links=[replace(link, up_bps=link.up_bps * (1 - COMMITS)) for link in links],
+            hub=LinkSpec(up_bps=part, down_bps=part * (1 - COMMITS)),
             forward_nbytes=messages.forward_nbytes,
             backward_nbytes=messages.backward_nbytes,
-            exchange_nbytes=8 * 10 * self.model.n_layers,
+            allreduce_nbytes=8 * 10 * self.model.n_layers,
         )
-        return simulate(job, record=False)
+        return simulate(step_spec, record=False)
 
-    def line_of(self, stage: int, home: LineSpec) -> LineSpec:
+    def link_of(self, stage: int, home: LinkSpec) -> LinkSpec:
         if self.last_bps is None or stage < self.stages - 1:
             return home
         return replace(home, up_bps=self.last_bps, down_bps=self.last_bps)
@@ -140,8 +140,8 @@ class Swarm:
         return mean(self.tokens_per_second([drawn(AVERAGE, draw) for _ in range(self.stages)]) for _ in range(draws))
 
 
-def _work(need: SegmentNeed, flops: float) -> StageWork:
+def _work(need: SegmentNeed, flops: float) -> StageTimes:
     backward = need.backward_flops_per_token * TOKENS / flops
-    return StageWork(
+    return StageTimes(
         forward_s=need.forward_flops_per_token * TOKENS / flops, input_s=backward / 2, weight_s=backward / 2
     )

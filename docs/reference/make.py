@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from thinpipe.cli.verbs import GROUPS, VERBS, Verb
-from thinpipe.train.config import RunConfig
-from thinpipe.train.hub_config import HubConfig
+from thinpipe.cli.commands import VERBS, Verb
+from thinpipe.config.hub import HubConfig
+from thinpipe.config.run import RunConfig
 
 HERE = Path(__file__).parent
 NOTE = "<!-- Made by docs/reference/make.py from the settings' own classes: change those, then run it again. -->"
@@ -60,22 +60,14 @@ def settings_page() -> str:
 def commands_page() -> str:
     """Every verb, with its flags."""
     parts = [f"# Commands\n\n{NOTE}\n", "`thinpipe VERB --help` shows the same.\n"]
-    groups: set[str] = set()
-    for name, verb in VERBS.items():
-        group = name.rpartition(" ")[0]
-        if group and group not in groups:
-            groups.add(group)
-            parts.append(f"## `thinpipe {group}`\n\n{GROUPS[group]}\n")
-        parts.append(_command(name, verb))
-    return "\n".join(parts)
+    return "\n".join(parts + [_command(name, verb) for name, verb in VERBS.items()])
 
 
 def _command(name: str, verb: Verb) -> str:
     entries = [entry for entry in _flags(verb.config) if not _is_of_a_run(verb, entry)]
     words = ["RUN.toml"] if verb.starts_with_file else []
     words += [entry.positional for entry in entries if entry.positional]
-    level = "###" if " " in name else "##"
-    text = f"{level} `{' '.join(['thinpipe', name, *words])}`\n\n{_about(verb.config)}"
+    text = f"## `{' '.join(['thinpipe', name, *words])}`\n\n{_about(verb.config)}"
     if verb.starts_with_file:
         text += "Takes every key of a run file as `--section.field value`: see [settings](settings.md).\n"
     rows = [[f"`{entry.positional or '--' + entry.name}`", entry.type, entry.default, entry.help] for entry in entries]

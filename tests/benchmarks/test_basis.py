@@ -10,10 +10,9 @@ from benchmarks.basis import Energy, Options, follow
 from benchmarks.basis_figure import draw
 from benchmarks.basis_movement import distances, movement, read_changes, spectrum, summary, table
 from benchmarks.basis_report import write_report
-from tests.train.conftest import run_config, tokens  # noqa: F401  fixtures
 from thinpipe.subspace import Basis
 from thinpipe.subspace.basis import orthonormalise
-from thinpipe.train.loop import Trainer
+from thinpipe.train.trainer import Trainer
 
 DIM, WIDTH, UPDATES = 40, 3, 60
 RANDOM = math.sqrt(1 - WIDTH / DIM)
@@ -75,7 +74,7 @@ def test_best_energy_is_that_of_the_leading_directions():
     assert not energy.s_DD.any()
 
 
-def test_a_training_is_followed(tokens, tmp_path):  # noqa: F811
+def test_a_training_is_followed(tokens, tmp_path):
     options = Options(
         data=tokens, output=tmp_path / "basis", dim=32, width=4, updates=6, interval=4, batch_size=4, seq_len=16
     )
@@ -103,7 +102,7 @@ def test_a_training_is_followed(tokens, tmp_path):  # noqa: F811
     assert "| step size 1 | 6 |" in page
 
 
-def test_finished_runs_are_read_from_their_folder_or_their_record(run_config, tmp_path):  # noqa: F811
+def test_finished_runs_are_read_from_their_folder_or_their_record(run_config, tmp_path):
     Trainer(run_config).train()
     changes = read_changes(run_config.job.dump_folder)
     assert [change["step"] for change in changes] == [5, 10]

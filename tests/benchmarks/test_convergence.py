@@ -4,21 +4,23 @@ import json
 import re
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from benchmarks.convergence.clock import RATES as LINES
+from benchmarks.convergence.clock import RATES as LINK_RATES
 from benchmarks.convergence.clock import Timed, Times, fewest_tokens_to, key, mean_curve, report_clock, tokens_to
-from benchmarks.convergence.execute import alone_in, execute, is_done, result_path, settings_of
+from benchmarks.convergence.execute import current_settings, execute, folder_lock, is_done, result_path, settings_of
 from benchmarks.convergence.report import report
 from benchmarks.convergence.results import Dense, read_results
 from benchmarks.convergence.runs import DENSE, LONG, RATES, ROW, all_runs, at_the_edge, best_rates
 from benchmarks.convergence.study import TOKENS_PER_STEP, trainable
-from tests.train.conftest import tokens  # noqa: F401  a fixture
-from thinpipe.core.config import differences
+from thinpipe.config.run import LRSchedulerConfig, RunConfig
+from thinpipe.config.toml import differences, from_table
 from thinpipe.core.errors import UserError
-from thinpipe.train.config import SchedulerSection
+
+COMMITTED = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def keep(output, study, losses, *, ended="finished"):
@@ -73,7 +75,7 @@ def test_rates_come_from_records_and_an_edge_is_told(tmp_path):
 
 
 @pytest.mark.programs
-def test_a_run_leaves_a_record_and_is_not_repeated(tokens, tmp_path, capsys):  # noqa: F811
+def test_a_run_leaves_a_record_and_is_not_repeated(tokens, tmp_path, capsys):
     study, dense = (replace(kind, tokens=2 * TOKENS_PER_STEP) for kind in (ROW, DENSE))
     output, work = tmp_path / "output", tmp_path / "work"
     assert execute([study, dense], tokens, work, output, side_by_side=2) == 0
@@ -88,8 +90,8 @@ def test_a_run_leaves_a_record_and_is_not_repeated(tokens, tmp_path, capsys):  #
 
 
 @pytest.mark.long
-def test_a_branch_goes_on_from_its_trunk_as_if_both_were_one_run(tokens, tmp_path):  # noqa: F811
-    level = SchedulerSection(warmup_steps=1, decay_type="linear", min_lr_factor=1.0)
+def test_a_branch_goes_on_from_its_trunk_as_if_both_were_one_run(tokens, tmp_path):
+    level = LRSchedulerConfig(warmup_steps=1, decay_type="linear", min_lr_factor=1.0)
     whole, trunk = (replace(DENSE, tokens=n * TOKENS_PER_STEP, schedule=level) for n in (4, 2))
     branch = replace(whole, trunk=trunk, name="branch")
     assert execute([branch, trunk, whole], tokens, tmp_path / "work", tmp_path, side_by_side=2) == 0
@@ -112,7 +114,7 @@ def test_a_run_that_fails_is_told_and_leaves_no_record(tmp_path, capsys):
 
 
 def test_two_do_not_work_in_one_folder(tmp_path):
-    with alone_in(tmp_path), pytest.raises(UserError, match="another study"), alone_in(tmp_path):
+    with folder_lock(tmp_path), pytest.raises(UserError, match="another study"), folder_lock(tmp_path):
         pass
 
 
@@ -146,9 +148,9 @@ def test_the_report_has_the_gap_in_three_units_and_over_tokens(tmp_path, capsys)
         keep(tmp_path, replace(ROW, seed=seed), [6.0, loss])
     keep(tmp_path, replace(ROW, question="pieces", name="Gaussian table"), [6.0, 5.2])
     report(tmp_path)
-    told = capsys.readouterr().out
-    assert "+15.00 (+10.00 … +20.00) | +0.750 (+0.500 … +1.000) | +0.375 (+0.250 … +0.500) |" in told
-    assert f"| {ROW.name} | 2 | +0.00 %, +0.000, +0.000 | +15.00 %, +0.750, +0.375 |" in told
+    page = capsys.readouterr().out
+    assert "+15.00 (+10.00 … +20.00) | +0.750 (+0.500 … +1.000) | +0.375 (+0.250 … +0.500) |" in page
+    assert f"| {ROW.name} | 2 | +0.00 %, +0.000, +0.000 | +15.00 %, +0.750, +0.375 |" in page
     assert (tmp_path / "pieces.png").stat().st_size > 10_000
 
 
@@ -173,8 +175,8 @@ def test_the_clock_says_where_dense_overtakes(tmp_path):
         },
     )
     (tmp_path / "step_seconds.json").write_bytes(msgspec.json.encode(times))
-    told = report_clock(tmp_path)
-    assert f"dense overtakes {ROW.name} between 10 and 20 Mbps" in told
+    page = report_clock(tmp_path)
+    assert f"dense overtakes {ROW.name} between 10 and 20 Mbps" in page
     assert (tmp_path / "clock.png").stat().st_size > 10_000
 
 
@@ -190,11 +192,34 @@ def test_the_clock_pairs_seeds(tmp_path):
         keep(tmp_path, replace(DENSE, tokens=LONG, seed=seed), of_dense)
         if of_row:
             keep(tmp_path, replace(ROW, tokens=LONG, seed=seed), of_row)
-    seconds = {key(mbps): 1.0 for mbps in LINES}
+    seconds = {key(mbps): 1.0 for mbps in LINK_RATES}
     times = Times(versions={}, runs={name: Timed(settings="", seconds=seconds) for name in (DENSE.name, ROW.name)})
     (tmp_path / "step_seconds.json").write_bytes(msgspec.json.encode(times))
-    told = report_clock(tmp_path)
+    page = report_clock(tmp_path)
     steps = (half + half / 2 + half + half * 0.75) / 2 / TOKENS_PER_STEP  # to 5.0 and to 2.5, on straight lines
-    assert f"| dense | {steps / 60:,.1f} |" in told
-    assert f"| {ROW.name} | {LONG / TOKENS_PER_STEP / 60:,.1f} |" in told
-    assert "over seeds 0, 1;" in told
+    assert f"| dense | {steps / 60:,.1f} |" in page
+    assert f"| {ROW.name} | {LONG / TOKENS_PER_STEP / 60:,.1f} |" in page
+    assert "over seeds 0, 1;" in page
+
+
+@pytest.mark.parametrize("study", ["convergence", "own", "finetune"])
+def test_committed_records_are_readable_under_the_names_of_today(study):
+    paths = sorted((COMMITTED / study / "records").glob("*.json"))
+    assert paths
+    for path in paths:
+        table = tomllib.loads(json.loads(path.read_text())["settings"])
+        config = from_table(current_settings(table), RunConfig, where=path.name)
+        assert config.boundary.states.feedback == table["boundary"]["states"]["memory"]
+        if "neck" in table["model"]:
+            assert config.model.projection.token_prior_rank == table["model"]["neck"]["anchor_rank"]
+
+
+def test_settings_of_today_keep_their_names():
+    table = tomllib.loads(settings_of(ROW))
+    assert current_settings(table) == table
+
+
+def test_a_committed_record_is_not_made_again():
+    output = COMMITTED / "convergence"
+    done = {result_path(study, output) for study in all_runs(output) if is_done(study, output)}
+    assert done == set((output / "records").glob("*.json"))

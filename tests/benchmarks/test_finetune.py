@@ -17,15 +17,14 @@ from benchmarks.finetune.results import Losses, Results, results_of
 from benchmarks.finetune.runs import LR, METHODS, PRETRAINED, RESTED_ON, RUNS, SEEDS, Finetuning, Pretraining
 from benchmarks.finetune.stamp import claim_folders, stamp_of
 from benchmarks.lossy_claims import decide
-from tests.train.conftest import run_config, tokens  # noqa: F401  fixtures
-from tests.train.test_loop import events
-from thinpipe.boundary.settings import BoundarySection, Compression
-from thinpipe.core.config import dump_toml, load_toml
+from tests.train.test_trainer import events
+from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
+from thinpipe.config.run import RunConfig
+from thinpipe.config.toml import dump_toml, load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Validated
 from thinpipe.data import ShardWriter, Tokenizer, Tokens, Windows
-from thinpipe.train.config import RunConfig
-from thinpipe.train.loop import Trainer
+from thinpipe.train.trainer import Trainer
 
 
 @pytest.fixture
@@ -116,11 +115,12 @@ def test_the_figure_is_drawn_from_whatever_is_there(tmp_path):
     assert (tmp_path / "few.png").stat().st_size > 10_000
 
 
-def test_off_is_the_loss_that_validation_with_whole_states_would_have_found(run_config):  # noqa: F811
+def test_off_is_the_loss_that_validation_with_whole_states_would_have_found(run_config):
     """The same weights: at_inference changes validation alone."""
     dense = replace(run_config.model, subspace=type(run_config.model.subspace)())
-    boundary = BoundarySection(
-        states=Compression(kind="topk", keep=0.1, memory="ef21"), gradients=Compression(kind="topk", keep=0.2)
+    boundary = BoundaryConfig(
+        states=CompressionConfig(kind="topk", keep=0.1, feedback="ef21"),
+        gradients=CompressionConfig(kind="topk", keep=0.2),
     )
     losses, found = {}, {}
     for at_inference in (True, False):
@@ -137,7 +137,7 @@ def test_off_is_the_loss_that_validation_with_whole_states_would_have_found(run_
     assert losses[True] != losses[False] == found[True] == found[False]
 
 
-def test_a_last_validation_that_was_not_finite_is_not_replaced_by_an_earlier_one(run_config, monkeypatch):  # noqa: F811
+def test_a_last_validation_that_was_not_finite_is_not_replaced_by_an_earlier_one(run_config, monkeypatch):
     folder, steps = run_config.job.dump_folder, run_config.training.steps
     Trainer(run_config).train()
     monkeypatch.setattr("benchmarks.finetune.record.weights_sha256", lambda _folder: "")
@@ -155,7 +155,7 @@ def test_a_last_validation_that_was_not_finite_is_not_replaced_by_an_earlier_one
     assert kept["validations"], "there were earlier ones"
 
 
-def test_weights_without_a_record_are_made_again(run_config, tmp_path, monkeypatch):  # noqa: F811
+def test_weights_without_a_record_are_made_again(run_config, tmp_path, monkeypatch):
     """As after a crash at any moment between the two."""
     work, output, run = tmp_path / "work", tmp_path / "output", Pretraining()
     folder = work / run.key

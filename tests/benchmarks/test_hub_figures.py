@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import hub_figure, hub_load, nats_speed
-from thinpipe.bench.pairs import paired_ratio
+from benchmarks.pairs import paired_ratio
 
 
 def test_the_law_counts_messages_and_bytes():

@@ -1,4 +1,4 @@
-"""The image study: crossings that change nothing where they should not, and verdicts that follow from figures."""
+"""The image study: boundaries that change nothing where they should not, and verdicts that follow from figures."""
 
 import math
 from dataclasses import replace
@@ -9,13 +9,22 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.digits import SHADES, digits, shifted
+from benchmarks.image_models import draw, resnet, walk
 from benchmarks.images.claims import Results
 from benchmarks.images.execute import describe, read, results_path, tasks
 from benchmarks.images.report import report
 from benchmarks.images.settings import SETTINGS, UNCOMPRESSED, Setting
-from benchmarks.images.training import Outcome, Recipe, Score, chain_of, make_methods, message_shapes, score, train
+from benchmarks.images.training import (
+    Outcome,
+    Recipe,
+    Score,
+    make_methods,
+    message_shapes,
+    score,
+    stage_module_of,
+    train,
+)
 from benchmarks.lossy_claims import decide
-from benchmarks.vision import draw, resnet, walk
 from thinpipe.core.errors import UserError
 
 TINY = Recipe(widths=(4, 8, 8, 8), images=96, copies=1, epochs=1, batch=16)
@@ -40,9 +49,9 @@ def crossed(setting, seed=0):
     """The gradients of a network whose boundaries are crossed with this setting."""
     model = network(seed)
     shapes = message_shapes(model, rows())
-    chain = chain_of(model.train(), make_methods(setting, shapes, seed), seed)
-    chain.begin(rows(), step=0, microbatch=0)
-    return gradients(model, chain())
+    stage_module = stage_module_of(model.train(), make_methods(setting, shapes, seed), seed)
+    stage_module.begin(rows(), step=0, microbatch=0)
+    return gradients(model, stage_module())
 
 
 def test_boundaries_without_compression_leave_every_gradient_as_it_is():
@@ -67,11 +76,11 @@ def test_what_crosses_is_the_stream_and_a_tenth_of_it_with_topk_of_a_tenth():
     states = walk(model.segments, rows()[:, :-1])[:-1]
     shapes = message_shapes(model, rows())
     assert [(shape.tokens, shape.width) for shape in shapes] == [(64, 4), (16, 8), (16, 8)]
-    chain = chain_of(model, make_methods(Setting(kind="topk", level=0.1), shapes, 0), 0)
+    stage_module = stage_module_of(model, make_methods(Setting(kind="topk", level=0.1), shapes, 0), 0)
     for boundary, (state, shape) in enumerate(zip(states, shapes, strict=True)):
-        crossing = chain.crossing(boundary, step=0, microbatch=0, training=True)
-        arrived = chain.methods[boundary].decode_state(
-            chain.methods[boundary].encode_state(state, rows(), crossing), rows(), crossing
+        message_id = stage_module.message_id(boundary, step=0, microbatch=0, training=True)
+        arrived = stage_module.methods[boundary].decode_state(
+            stage_module.methods[boundary].encode_state(state, rows(), message_id), rows(), message_id
         )
         kept = arrived != 0
         assert int(kept.flatten(1).sum(1).max()) <= round(0.1 * shape.tokens * shape.width)
@@ -90,7 +99,7 @@ def test_settings_are_whole_and_have_names_of_their_own():
 def test_inference_without_compression_is_the_uncut_network():
     model = network().eval()
     test_NW = digits(96, 96).test_NW
-    whole = chain_of(model, make_methods(UNCOMPRESSED, message_shapes(model, test_NW[:16]), 0), 0)
+    whole = stage_module_of(model, make_methods(UNCOMPRESSED, message_shapes(model, test_NW[:16]), 0), 0)
     with torch.no_grad():
         logits = torch.cat([model(rows_BW[:, :-1]) for rows_BW in test_NW.split(16)])
     right = (logits.argmax(1) == test_NW[:, -1]).float().mean().item()
@@ -99,8 +108,8 @@ def test_inference_without_compression_is_the_uncut_network():
 
 @pytest.mark.parametrize(
     "setting",
-    [UNCOMPRESSED, *(Setting(kind="topk", level=0.1, memory=memory) for memory in ("ef", "ef21", "aqsgd"))],
-    ids=lambda setting: setting.memory,
+    [UNCOMPRESSED, *(Setting(kind="topk", level=0.1, feedback=feedback) for feedback in ("ef", "ef21", "aqsgd"))],
+    ids=lambda setting: setting.feedback,
 )
 def test_a_training_is_the_same_twice_and_compression_shows_at_inference(setting):
     first, second = (train(setting, 1, TINY) for _ in range(2))
@@ -135,7 +144,7 @@ def test_an_answer_that_is_not_finite_is_wrong_and_its_loss_is_none():
     test_NW = digits(96, 96).test_NW
     shapes = message_shapes(model, test_NW[:16])
     torch.nn.init.constant_(model.segments[3].head.linear.weight, float("nan"))
-    assert score(chain_of(model, make_methods(UNCOMPRESSED, shapes, 0), 0), test_NW, 16) == Score(None, 0.0)
+    assert score(stage_module_of(model, make_methods(UNCOMPRESSED, shapes, 0), 0), test_NW, 16) == Score(None, 0.0)
     lost = replace(outcome(UNCOMPRESSED, 0, fragile="both"), on=Score(None, 0.0))
     assert msgspec.json.decode(msgspec.json.encode(lost), type=Outcome) == lost
     assert Results.of([lost]).on[UNCOMPRESSED].losses == (math.inf,)

@@ -13,7 +13,7 @@ from benchmarks.convergence.study import trainable
 from benchmarks.own.report import report
 from benchmarks.own.runs import DENSE, RATES, SHORT, WIDE, all_runs, keel, steps_to_loss
 from tests.benchmarks.test_convergence import keep
-from thinpipe.core.config import differences
+from thinpipe.config.toml import differences
 
 BASELINES = {
     (run.tokens, run.shape, run.seed): run
@@ -62,7 +62,7 @@ def test_boundaries_and_pieces_are_compared_among_themselves():
     """They are compiled and the dense run of as many tokens is not: other roundings."""
     compiled = [study for study in all_runs() if study.question in ("boundaries", "pieces")]
     assert len(compiled) > 5
-    asked = ("model.neck", "model.boundaries", "model.hidden_dim", "boundary.")
+    asked = ("model.projection", "model.boundaries", "model.hidden_dim", "boundary.")
     three = next(study for study in compiled if study.name == "keel 32x, 3 boundaries")
     for study in compiled:
         changed = differences(tomllib.loads(settings_of(three)), tomllib.loads(settings_of(study)))
@@ -74,9 +74,9 @@ def test_a_record_that_knows_fewer_settings_is_still_one_of_its_run(tmp_path):
     keep(tmp_path, DENSE, [5.0])
     path = result_path(DENSE, tmp_path)
     text = path.read_text()
-    path.write_text(re.sub(r"anchor_reach = 1\\n", "", text))
-    assert "anchor_reach" in text
-    assert "anchor_reach" not in path.read_text()
+    path.write_text(re.sub(r"token_prior_window = 1\\n", "", text))
+    assert "token_prior_window" in text
+    assert "token_prior_window" not in path.read_text()
     assert is_done(DENSE, tmp_path)
     assert not is_done(replace(DENSE, boundary=keel(16).boundary), tmp_path)
 

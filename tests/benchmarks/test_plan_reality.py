@@ -48,8 +48,8 @@ def test_bytes_and_memory_are_those_of_the_plan(setting, run):
     plan = predict(config, Calibration(flops=1e10, overhead_nbytes=overhead), cores=CORES)
     both = [config.microbatches * plan.messages.forward_nbytes, config.microbatches * plan.messages.backward_nbytes]
     assert measured.link_nbytes == both * (setting.stages - 1)
-    for part, there in zip(plan.parts, measured.memory_nbytes, strict=True):
-        assert part.memory.total == pytest.approx(there, rel=1 / 6)
+    for machine_load, there in zip(plan.machine_loads, measured.memory_nbytes, strict=True):
+        assert machine_load.memory.total == pytest.approx(there, rel=1 / 6)
 
 
 def test_a_machine_of_known_speed_is_found_from_its_two_runs(tmp_path):
@@ -58,7 +58,7 @@ def test_a_machine_of_known_speed_is_found_from_its_two_runs(tmp_path):
     def ran(setting):
         config = config_of(setting, tmp_path, Path("run"), steps=STEPS)
         plan = predict(config, known, cores=CORES)
-        memory = [part.memory.total for part in plan.parts]
+        memory = [machine_load.memory.total for machine_load in plan.machine_loads]
         return config, Measured(seconds=plan.timeline.seconds, memory_nbytes=memory, link_nbytes=[], stolen=0.0)
 
     for settings in (CALIBRATIONS, WITHOUT_LINES):

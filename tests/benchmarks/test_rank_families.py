@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.image_models import PATCHES, walk
 from benchmarks.rank.families import FAMILIES, Options, Task, images
 from benchmarks.rank.history import across_tokens, follow, learn, look, steps_to_look_at, writers
 from benchmarks.rank.report import Group, conclusion, groups, write_report
 from benchmarks.rank.spectrum import ranks
-from benchmarks.vision import PATCHES, walk
 
 OPTIONS = Options(output=Path(), dim=32, depth=2, steps=4, moments=4, images=8, seq_len=16)
 

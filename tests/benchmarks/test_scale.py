@@ -32,10 +32,10 @@ def test_replicas_are_as_many_times_as_fast_until_the_hub_is_full():
     assert many < swarm.TOKENS * SMALL.hub_bps / 8 / nbytes
 
 
-def test_slower_machines_and_lines_slow_a_pipeline_down():
+def test_slower_machines_and_links_slow_a_pipeline_down():
     draw = random.Random(0)
     drawn = [swarm.drawn(swarm.AVERAGE, draw) for _ in range(4)]
-    slow = [replace(peer, flops=peer.flops / 2, line=replace(peer.line, up_bps=peer.line.up_bps / 2)) for peer in drawn]
+    slow = [replace(peer, flops=peer.flops / 2, link=replace(peer.link, up_bps=peer.link.up_bps / 2)) for peer in drawn]
     assert SMALL.tokens_per_second(slow) < SMALL.tokens_per_second(drawn) / 1.5
     first, again, other = (SMALL.drawn_tokens_per_second(2, seed=seed) for seed in (0, 0, 1))
     assert first == again != other

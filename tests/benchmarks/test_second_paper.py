@@ -2,8 +2,8 @@
 
 from benchmarks.images.claims import Results as Images
 from benchmarks.images.execute import tasks
+from benchmarks.lossy_boundaries import page
 from benchmarks.lossy_claims import decide
-from benchmarks.second_paper import page
 from tests.benchmarks.test_finetune import made_up
 from tests.benchmarks.test_images import outcome
 

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from benchmarks.lossy_claims import MASKS, MEMORIES, Evidence, decide
+from benchmarks.lossy_claims import FEEDBACKS, MASKS, Evidence, decide
 from benchmarks.verdicts import NO_DIFFERENCE, Finding, Judge, Measured, Verdict, claim_table, lowest, spread, tally
 
 JUDGE = Judge(before=5.0, uncompressed=4.0)
@@ -98,7 +98,7 @@ def noise(generator):
 CONFIGURATIONS = [
     *((what, keep) for what in ("gradients", "activations", *MASKS) for keep in KEPT),
     *((what, bits) for what in ("gradients", "activations") for bits in (8, 4)),
-    *((memory, masks, keep) for memory in MEMORIES for masks in MASKS for keep in KEPT[:-1]),
+    *((feedback, masks, keep) for feedback in FEEDBACKS for masks in MASKS for keep in KEPT[:-1]),
 ]
 
 
@@ -115,7 +115,7 @@ def evidence(runs):
         quantised_gradients=bits("gradients"),
         quantised_activations=bits("activations"),
         topk={masks: levels(masks) for masks in MASKS},
-        memories={(memory, masks): levels(memory, masks) for memory in MEMORIES for masks in MASKS},
+        feedbacks={(feedback, masks): levels(feedback, masks) for feedback in FEEDBACKS for masks in MASKS},
     )
 
 

@@ -5,16 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinpipe.boundary.contract import Crossing, MessageShape
+from thinpipe.boundary.contract import MessageId, MessageShape
 from thinpipe.boundary.formats import FORMATS
-from thinpipe.boundary.ids import pack_ids, unpack_ids
-from thinpipe.boundary.lengths import id_nbytes
+from thinpipe.boundary.packing import pack_ids, unpack_ids
 from thinpipe.boundary.registry import make_method
-from thinpipe.boundary.rotation import Rotation
-from thinpipe.boundary.settings import BoundarySection
+from thinpipe.boundary.rotation import HadamardRotation
+from thinpipe.boundary.sizes import id_nbytes
+from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.core.errors import UserError
 
-CROSSING = Crossing(seed=1, step=2, microbatch=3, boundary=0)
+MESSAGE_ID = MessageId(seed=1, step=2, microbatch=3, boundary=0)
 
 
 def rows(count, width, seed=0):
@@ -60,21 +60,21 @@ def test_rounding_at_random_has_the_right_mean(name):
 
 @pytest.mark.parametrize("width", [1, 2, 40, 64, 768])
 def test_rotation_is_orthogonal_and_is_undone(width):
-    rotation = Rotation(width, seed=3)
+    rotation = HadamardRotation(width, seed=3)
     values = rows(5, width).double()
     turned = rotation.apply(values)
     torch.testing.assert_close(turned.norm(dim=1), values.norm(dim=1), rtol=1e-12, atol=0)
-    torch.testing.assert_close(rotation.undo(turned), values, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(rotation.inverse(turned), values, rtol=1e-12, atol=1e-12)
 
 
 def test_rotation_saves_the_small_entries_from_a_large_one():
     values = torch.randn(100, 256)
     values[:, 7] = 100.0
     errors = []
-    for rotation in (None, Rotation(256, seed=1)):
+    for rotation in (None, HadamardRotation(256, seed=1)):
         turned = values if rotation is None else rotation.apply(values)
         decoded = FORMATS["int4"].decode(FORMATS["int4"].encode(turned), 256)
-        back = decoded if rotation is None else rotation.undo(decoded)
+        back = decoded if rotation is None else rotation.inverse(decoded)
         small = torch.ones(256, dtype=torch.bool)
         small[7] = False
         errors.append(float((back - values)[:, small].square().mean()))
@@ -94,37 +94,37 @@ def test_ids_are_packed_in_16_24_or_32_bits(vocabulary, nbytes):
 
 @pytest.mark.parametrize("forward", FORMATS)
 @pytest.mark.parametrize("backward", FORMATS)
-@pytest.mark.parametrize("confined", [True, False])
-def test_a_message_has_the_length_its_method_states_and_repeats(forward, backward, confined):
+@pytest.mark.parametrize("in_subspace", [True, False])
+def test_a_message_has_the_length_its_method_states_and_repeats(forward, backward, in_subspace):
     shape = MessageShape(batch=2, tokens=5, width=7, vocab_size=100_000, dtype=torch.float32)
-    method = make_method(BoundarySection(forward=forward, backward=backward), shape, confined=confined, seed=1)
+    method = make_method(BoundaryConfig(forward=forward, backward=backward), shape, in_subspace=in_subspace, seed=1)
     ids, state = torch.randint(100_000, (2, 6)), torch.randn(2, 5, 7)
-    message = method.pack_forward(ids, state, CROSSING)
+    message = method.pack_forward(ids, state, MESSAGE_ID)
     assert message.shape == (method.forward_nbytes,)
     assert method.forward_nbytes == 12 * 3 + 10 * FORMATS[forward].row_nbytes(7)
-    got_ids, got = method.unpack_forward(message, CROSSING)
+    got_ids, got = method.unpack_forward(message, MESSAGE_ID)
     assert torch.equal(got_ids, ids)
     assert (got.shape, got.dtype) == (state.shape, state.dtype)
-    gradient = method.pack_backward(state, CROSSING)
+    gradient = method.pack_backward(state, MESSAGE_ID)
     assert gradient.shape == (method.backward_nbytes,)
-    assert torch.equal(gradient, method.pack_backward(state, CROSSING))
+    assert torch.equal(gradient, method.pack_backward(state, MESSAGE_ID))
     if forward == backward == "fp32":
         assert torch.equal(got, state)
-        assert torch.equal(method.unpack_backward(gradient, CROSSING), state)
+        assert torch.equal(method.unpack_backward(gradient, MESSAGE_ID), state)
     with pytest.raises(ValueError, match="bytes were stated"):
-        method.unpack_forward(message[:-1], CROSSING)
+        method.unpack_forward(message[:-1], MESSAGE_ID)
 
 
-def test_random_rounding_depends_on_every_part_of_the_crossing():
+def test_random_rounding_depends_on_every_field_of_the_message_id():
     shape = MessageShape(batch=2, tokens=50, width=7, vocab_size=100, dtype=torch.float32)
-    method = make_method(BoundarySection(backward="int4"), shape, confined=True, seed=1)
+    method = make_method(BoundaryConfig(backward="int4"), shape, in_subspace=True, seed=1)
     gradient = torch.randn(2, 50, 7)
-    crossings = [CROSSING, *(Crossing(**{**vars(CROSSING), name: 9}) for name in vars(CROSSING))]
-    assert len({method.pack_backward(gradient, crossing).numpy().tobytes() for crossing in crossings}) == 5
+    message_ids = [MESSAGE_ID, *(MessageId(**{**vars(MESSAGE_ID), name: 9}) for name in vars(MESSAGE_ID))]
+    assert len({method.pack_backward(gradient, message_id).numpy().tobytes() for message_id in message_ids}) == 5
 
 
-@pytest.mark.parametrize(("method", "confined"), [("none", True), ("subspace", False)])
-def test_a_method_that_does_not_fit_the_model_is_refused(method, confined):
+@pytest.mark.parametrize(("method", "in_subspace"), [("none", True), ("subspace", False)])
+def test_a_method_that_does_not_fit_the_model_is_refused(method, in_subspace):
     shape = MessageShape(batch=1, tokens=1, width=1, vocab_size=2, dtype=torch.float32)
     with pytest.raises(UserError, match=r"leave boundary.method out"):
-        make_method(BoundarySection(method=method), shape, confined=confined, seed=0)
+        make_method(BoundaryConfig(method=method), shape, in_subspace=in_subspace, seed=0)

@@ -4,10 +4,10 @@ import tomllib
 
 import pytest
 
-from thinpipe.boundary.settings import BoundarySection
-from thinpipe.core.config import dump_toml, from_table
+from thinpipe.config.boundary import BoundaryConfig
+from thinpipe.config.run import RunConfig
+from thinpipe.config.toml import dump_toml, from_table
 from thinpipe.core.errors import UserError
-from thinpipe.train.config import RunConfig
 
 TOPK = {"kind": "topk", "keep": 0.1}
 
@@ -27,12 +27,12 @@ TOPK = {"kind": "topk", "keep": 0.1}
         ({"states": {"kind": "quantise", "bits": 4, "tile": 1}}, r"tile must be at least 2"),
         ({"states": {"kind": "quantise", "bits": 4, "tile": 8, "per": "token"}}, r"leave one out"),
         ({"states": {"kind": "lowrank", "rank": 0}}, r"rank must be at least 1"),
-        ({"states": {"memory": "ef21"}}, r"set boundary.states.kind, or leave it out"),
+        ({"states": {"feedback": "ef21"}}, r"set boundary.states.kind, or leave it out"),
         ({"states": {**TOPK, "reuse_mask": True}}, r"set it in boundary.gradients|leave them out"),
         ({"states": {"kind": "topk", "reuse_mask": True}}, r"set it in boundary.gradients"),
         ({"gradients": {"kind": "topk", "reuse_mask": True}}, r'set boundary.states.kind = "topk"'),
         ({"states": TOPK, "gradients": {**TOPK, "reuse_mask": True}}, r"keep and per of the states: leave them out"),
-        ({"gradients": {**TOPK, "memory": "aqsgd"}}, r'for states: write "ef" or "ef21"'),
+        ({"gradients": {**TOPK, "feedback": "aqsgd"}}, r'for states: write "ef" or "ef21"'),
         ({"states": TOPK, "forward": "bf16"}, r"boundary.forward is for boundary.states.kind"),
         ({"gradients": TOPK, "backward": "int8"}, r"boundary.backward is for boundary.gradients.kind"),
         ({"states": TOPK, "store": "somewhere"}, r"boundary.store is for"),
@@ -51,11 +51,11 @@ def test_what_makes_no_sense_is_refused_with_advice(table, message):
     [
         {"states": {**TOPK, "per": "token", "format": "int8"}, "gradients": {"kind": "topk", "reuse_mask": True}},
         {"states": {"kind": "quantise", "bits": 4, "tile": 64, "rotate": True}, "backward": "bf16"},
-        {"states": {"kind": "quantise", "bits": 2, "memory": "aqsgd"}, "store": "folder"},
-        {"gradients": {"kind": "lowrank", "rank": 8, "memory": "ef"}},
+        {"states": {"kind": "quantise", "bits": 2, "feedback": "aqsgd"}, "store": "folder"},
+        {"gradients": {"kind": "lowrank", "rank": 8, "feedback": "ef"}},
         {"forward": "int8", "at_inference": False},
     ],
 )
 def test_what_makes_sense_is_the_same_after_a_file(table):
-    settings = from_table(table, BoundarySection, where="run.toml")
-    assert from_table(tomllib.loads(dump_toml(settings)), BoundarySection, where="again") == settings
+    settings = from_table(table, BoundaryConfig, where="run.toml")
+    assert from_table(tomllib.loads(dump_toml(settings)), BoundaryConfig, where="again") == settings

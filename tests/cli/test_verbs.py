@@ -81,7 +81,7 @@ def test_an_export_has_the_same_logits_and_text_and_imports_again(trained):
         assert_close_logits(load_model(find_checkpoint(trained / "dense"))(ids), expected)
 
 
-def test_a_cast_must_be_asked_for_with_data_and_says_what_it_costs(trained):
+def test_import_to_subspace_needs_data_and_reports_its_cost(trained):
     if not (trained / "exported").exists():
         thinpipe("export", "run", "exported", cwd=trained)
     cast = ("import", "exported", "cast", "--subspace-width", "8", "--boundaries", "1", "2")

@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 
-from thinpipe.core.event_words import describe
+from thinpipe.core.event_text import format_event_line
 from thinpipe.core.events import (
-    Arrived,
-    Assembled,
-    Departed,
     EventLog,
-    LinkUse,
-    PeerPlace,
+    GenerationStarted,
+    LinkTraffic,
+    PeerAssignment,
+    PeerJoined,
+    PeerLeft,
     Saved,
     Skipped,
     Step,
@@ -51,12 +51,14 @@ def test_a_log_of_before_these_fields_is_read(tmp_path):
 
 
 def test_who_comes_and_goes_is_said_in_words():
-    peers = [PeerPlace(name="anna", segments=[0, 1]), PeerPlace(name="bert", segments=[2])]
-    assert "epoch 2 begins: anna (segments 0 to 1), bert (segment 2)" in describe(
-        Assembled(epoch=2, step=4, peers=peers)
+    peers = [PeerAssignment(name="anna", segments=[0, 1]), PeerAssignment(name="bert", segments=[2])]
+    assert "generation 2 starts: anna (segments 0 to 1), bert (segment 2)" in format_event_line(
+        GenerationStarted(generation=2, step=4, peers=peers)
     )
-    assert describe(Arrived(step=0, peer="anna")).endswith("anna is there")
-    assert describe(Departed(step=3, epoch=1, peer="bert", reason="bert has left")).endswith("bert has left")
+    assert format_event_line(PeerJoined(step=0, peer="anna")).endswith("anna joined")
+    assert format_event_line(PeerLeft(step=3, generation=1, peer="bert", reason="bert has left")).endswith(
+        "bert has left"
+    )
 
 
 def test_another_schema_is_an_error(tmp_path):
@@ -68,10 +70,10 @@ def test_another_schema_is_an_error(tmp_path):
 
 def test_the_names_of_fields_are_fixed():
     """Changing one breaks everybody's plots: do it on purpose."""
-    names = {kind.__name__: kind.__struct_fields__ for kind in (Step, LinkUse, Saved)}
+    names = {kind.__name__: kind.__struct_fields__ for kind in (Step, LinkTraffic, Saved)}
     numbers = ("time_s", "step", "loss", "grad_norm", "lr", "tokens", "seconds", "tokens_per_second")
     assert names == {
         "Step": (*numbers, "links", "busy", "memory"),
-        "LinkUse": ("boundary", "forward", "nbytes", "waited_s", "mbps"),
+        "LinkTraffic": ("boundary", "forward", "nbytes", "waited_s", "mbps"),
         "Saved": ("time_s", "step", "path", "nbytes", "seconds"),
     }

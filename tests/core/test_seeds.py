@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from thinpipe.core.digest import array_sha256
+from thinpipe.core.hashing import array_sha256
 from thinpipe.core.seeds import derive_seed
 
 

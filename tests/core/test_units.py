@@ -3,7 +3,7 @@
 import pytest
 
 from thinpipe.core.errors import UserError
-from thinpipe.core.units import format_duration, format_rate, parse_duration, parse_rate, say_flops, say_rate
+from thinpipe.core.units import format_bit_rate, format_duration, format_flops, format_rate, parse_duration, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -40,5 +40,10 @@ def test_what_is_no_duration_is_refused_with_an_example(text):
 
 
 def test_figures_for_people():
-    assert [say_rate(rate) for rate in (500, 2e4, 2e7, 1.25e9)] == ["0.5 kbps", "20 kbps", "20 Mbps", "1.25 Gbps"]
-    assert [say_flops(flops) for flops in (5.4e10, 1.2e12)] == ["54 GFLOP/s", "1.2 TFLOP/s"]
+    assert [format_bit_rate(rate) for rate in (500, 2e4, 2e7, 1.25e9)] == [
+        "0.5 kbps",
+        "20 kbps",
+        "20 Mbps",
+        "1.25 Gbps",
+    ]
+    assert [format_flops(flops) for flops in (5.4e10, 1.2e12)] == ["54 GFLOP/s", "1.2 TFLOP/s"]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from thinpipe.data import progress_bar, quiet
+from thinpipe.data import no_progress, progress_bar
 
 CODE = """
 from thinpipe.data import progress_bar
@@ -20,7 +20,7 @@ with progress_bar("unknown size", None) as advance:
 
 
 def test_quiet(capfd: pytest.CaptureFixture[str]) -> None:
-    for progress in (quiet, progress_bar):  # stderr is no terminal here
+    for progress in (no_progress, progress_bar):  # stderr is no terminal here
         with progress("label", 10) as advance:
             advance(10)
     assert capfd.readouterr() == ("", "")

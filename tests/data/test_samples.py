@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.conftest import write_numbers
-from thinpipe.data import Batches, Cursor, DataError, SpreadBatches, Windows, sequential_batches
+from thinpipe.data import Batches, Cursor, DataError, EvenlySpacedBatches, Windows, sequential_batches
 
 
 class Numbers:
@@ -65,7 +65,7 @@ def test_each_epoch_visits_every_sample_once(count: int, seq_len: int, batch_siz
         batch = batches.batch_at(cursor)
         assert np.array_equal(batch.ids_BW, [expected_window(s, batches.windows.seq_len) for s in batch.sample_ids_B])
         seen += batch.sample_ids_B.tolist()
-        cursor = batch.following
+        cursor = batch.next_cursor
     for epoch in range(3):
         assert sorted(seen[epoch * samples : (epoch + 1) * samples]) == list(range(samples))
 
@@ -79,7 +79,7 @@ def test_the_order_does_not_depend_on_the_batch_size(first: int, second: int) ->
         while len(seen) < 70:
             batch = batches.batch_at(cursor)
             seen += batch.sample_ids_B.tolist()
-            cursor = batch.following
+            cursor = batch.next_cursor
         return seen[:70]
 
     assert order(first) == order(second)
@@ -101,15 +101,15 @@ def test_resuming_at_any_cursor_equals_never_stopping(steps: int, batch_size: in
 
     running, cursor = new(), Cursor()
     for _ in range(steps):
-        cursor = running.batch_at(cursor).following
+        cursor = running.batch_at(cursor).next_cursor
     saved = json.dumps(dataclasses.asdict(cursor))
     resumed = Cursor(**json.loads(saved))
     for _ in range(5):
         ours, theirs = running.batch_at(cursor), new().batch_at(resumed)
         assert np.array_equal(ours.ids_BW, theirs.ids_BW)
         assert np.array_equal(ours.sample_ids_B, theirs.sample_ids_B)
-        assert ours.following == theirs.following
-        cursor, resumed = ours.following, theirs.following
+        assert ours.next_cursor == theirs.next_cursor
+        cursor, resumed = ours.next_cursor, theirs.next_cursor
 
 
 def test_types_and_epoch() -> None:
@@ -150,8 +150,8 @@ def test_what_cannot_work_says_why() -> None:
 
 def test_a_part_of_the_text_is_spread_over_all_of_it():
     text = Numbers(1001)  # 100 samples of 10, 25 batches of 4
-    starts = [int(ids_BW[0, 0]) for ids_BW in SpreadBatches(text, seq_len=10, batch_size=4, count=5)]
+    starts = [int(ids_BW[0, 0]) for ids_BW in EvenlySpacedBatches(text, seq_len=10, batch_size=4, count=5)]
     assert starts == [0, 200, 400, 600, 800]
-    everything = list(SpreadBatches(text, seq_len=10, batch_size=4, count=100))
+    everything = list(EvenlySpacedBatches(text, seq_len=10, batch_size=4, count=100))
     assert [int(ids_BW[0, 0]) for ids_BW in everything] == list(range(0, 1000, 40))
-    assert list(SpreadBatches(Numbers(30), seq_len=10, batch_size=4, count=5)) == []
+    assert list(EvenlySpacedBatches(Numbers(30), seq_len=10, batch_size=4, count=5)) == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.data.conftest import random_text
 from thinpipe.data import DataError, Tokenizer
-from thinpipe.data.pieces import cut_into_pieces, group_by_size
+from thinpipe.data.chunking import cut_into_pieces, group_by_size
 
 TEXT = "It's 1984 in 東京.\r\n\n  naïve  café <|endoftext|> 🙂\x00\tend "
 

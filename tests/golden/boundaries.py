@@ -15,16 +15,23 @@ from tests.golden.data import write_tokens
 from tests.golden.environment import PATIENCE, pinned_environment
 from tests.golden.observe import observe_run
 from tests.transport.processes import free_port, group_environment
-from thinpipe.core.config import from_table
-from thinpipe.train.config import RunConfig
-from thinpipe.train.loop import Trainer
-from thinpipe.transport.groups import open_group
-from thinpipe.transport.settings import LinkSection
+from thinpipe.config.link import LinkConfig
+from thinpipe.config.run import RunConfig
+from thinpipe.config.toml import from_table
+from thinpipe.train.trainer import Trainer
+from thinpipe.transport.gloo_group import open_group
 
 TOPK = {"kind": "topk", "keep": 0.3}
 QUANTISE = {"kind": "quantise", "bits": 4, "tile": 16}
 LOWRANK = {"kind": "lowrank", "rank": 4}
-KEEL = {"width": 6, "anchor_rank": 4, "anchor_reach": 3, "first_rank": 5, "ngram_rows": 32, "ngram_rank": 4}
+KEEL = {
+    "width": 6,
+    "token_prior_rank": 4,
+    "token_prior_window": 3,
+    "embedding_rank": 5,
+    "bigram_rows": 32,
+    "bigram_rank": 4,
+}
 FORMATS = ("fp32", "bf16", "int8", "int4")
 BOUNDARIES: dict[str, dict] = {
     **{f"subspace in {name}": {"forward": name, "backward": name, "method": "subspace"} for name in FORMATS},
@@ -38,37 +45,37 @@ BOUNDARIES: dict[str, dict] = {
     },
     "quantise after a rotation": {"states": {**QUANTISE, "rotate": True}, "gradients": {**QUANTISE, "rotate": True}},
     "lowrank": {"states": LOWRANK, "gradients": {**LOWRANK, "format": "fp32"}},
-    "ef": {"method": "subspace", "states": {**TOPK, "memory": "ef"}, "gradients": {**QUANTISE, "memory": "ef"}},
-    "ef21": {"states": {**QUANTISE, "memory": "ef21"}, "gradients": {**TOPK, "memory": "ef21"}},
-    "ef21 of lowrank": {"states": {**LOWRANK, "memory": "ef21"}, "gradients": {**LOWRANK, "memory": "ef"}},
+    "ef": {"method": "subspace", "states": {**TOPK, "feedback": "ef"}, "gradients": {**QUANTISE, "feedback": "ef"}},
+    "ef21": {"states": {**QUANTISE, "feedback": "ef21"}, "gradients": {**TOPK, "feedback": "ef21"}},
+    "ef21 of lowrank": {"states": {**LOWRANK, "feedback": "ef21"}, "gradients": {**LOWRANK, "feedback": "ef"}},
     "ef with the mask of the states": {
-        "states": {**TOPK, "memory": "ef21"},
-        "gradients": {"kind": "topk", "reuse_mask": True, "memory": "ef"},
+        "states": {**TOPK, "feedback": "ef21"},
+        "gradients": {"kind": "topk", "reuse_mask": True, "feedback": "ef"},
     },
-    "aqsgd": {"states": {**QUANTISE, "bits": 2, "memory": "aqsgd"}, "gradients": QUANTISE},
+    "aqsgd": {"states": {**QUANTISE, "bits": 2, "feedback": "aqsgd"}, "gradients": QUANTISE},
 }
 """[boundary] of cases by name."""
-NECKS: dict[str, tuple[dict, dict]] = {
+PROJECTIONS: dict[str, tuple[dict, dict]] = {
     "keel in int4": (KEEL, {"forward": "int4", "backward": "int4"}),
-    "learned neck": ({"kind": "learned", "width": 6, "anchor_rank": 4}, {}),
+    "learned neck": ({"kind": "learned", "width": 6, "token_prior_rank": 4}, {}),
     "bottleneck": ({"kind": "bottleneck", "width": 6}, {"forward": "bf16", "backward": "bf16"}),
 }
-"""[model.neck] and [boundary] of cases by name."""
+"""[model.projection] and [boundary] of cases by name."""
 CASES = {
     **{f"boundary: {name}": ({}, boundary) for name, boundary in BOUNDARIES.items()},
-    **{f"boundary: {name}": settings for name, settings in NECKS.items()},
+    **{f"boundary: {name}": settings for name, settings in PROJECTIONS.items()},
 }
 
 
 def settings_of(case: str, folder: Path) -> dict:
     """A run of six steps that sees each of its eight samples three times, with two changes of basis if it has one."""
-    neck, boundary = CASES[case]
+    projection, boundary = CASES[case]
     subspace = {"subspace": {"width": 6}} if boundary.get("method") == "subspace" else {}
     sizes = {"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "hidden_dim": 48, "max_seq_len": 12}
     return {
         "job": {"dump_folder": str(folder / case_folder(case))},
         "data": {"path": str(folder / "tokens")},
-        "model": {"preset": "llama-tiny", **sizes, "boundaries": [1], "neck": neck, **subspace},
+        "model": {"preset": "llama-tiny", **sizes, "boundaries": [1], "projection": projection, **subspace},
         "training": {"steps": 6, "global_batch_size": 4, "seq_len": 12},
         "parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_microbatch_size": 1},
         "lr_scheduler": {"warmup_steps": 1},
@@ -108,7 +115,7 @@ def run_pair(folder: Path) -> dict[str, dict]:
 
 
 def main(folder: Path) -> None:
-    group = open_group(LinkSection(), timeout=timedelta(seconds=PATIENCE))
+    group = open_group(LinkConfig(), timeout=timedelta(seconds=PATIENCE))
     for case in CASES:
         Trainer(from_table(settings_of(case, folder), RunConfig, where=case), group).train()
     dist.destroy_process_group()

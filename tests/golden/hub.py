@@ -17,7 +17,7 @@ from tests.golden.data import write_tokens
 from tests.golden.environment import PATIENCE, pinned_environment
 from tests.golden.observe import observe_run
 from thinpipe.cli import main
-from thinpipe.train.hub_supplies import HubSupplies
+from thinpipe.swarm.peer.remote_run import RemoteRun
 
 SETTINGS = """
 [job]
@@ -49,7 +49,7 @@ forward = "bf16"
 [boundary.gradients]
 kind = "quantise"
 bits = 4
-memory = "ef"
+feedback = "ef"
 [checkpoint]
 interval = 4
 [validation]
@@ -57,10 +57,20 @@ freq = 6
 steps = 2
 """
 HUB = [
-    *("hub", "run.toml", "--hub.peers", "2", "--hub.everyone", "--hub.address", "127.0.0.1", "--hub.host", "127.0.0.1"),
+    *(
+        "hub",
+        "run.toml",
+        "--hub.peers",
+        "2",
+        "--hub.use-all-peers",
+        "--hub.address",
+        "127.0.0.1",
+        "--hub.host",
+        "127.0.0.1",
+    ),
     *("--hub.up", "1gbps", "--hub.down", "1gbps", "--hub.patience-seconds", "0.5"),
     # Nobody is taken for lost because the machine is slow.
-    *("--hub.lost-after-seconds", "120", "--hub.progress-floor-seconds", "120"),
+    *("--hub.heartbeat-timeout-seconds", "120", "--hub.stall-floor-seconds", "120"),
 ]
 
 
@@ -103,22 +113,22 @@ def invites_of(output: Path, hub: subprocess.Popen) -> list[str]:
         assert hub.poll() is None, output.read_text()
         assert time.monotonic() < deadline, output.read_text()
         time.sleep(0.05)
-    return re.findall(r"thinpipe1:\S+", output.read_text())
+    return re.findall(r"thinpipe2:\S+", output.read_text())
 
 
 def die_in(step: int, seconds: float) -> None:
     """Has this process killed when it computes that step, unless it leads: who leads tells the hub of the steps."""
-    asked, steps = HubSupplies.asked_to_stop, iter(range(1, 1_000_000))
+    asked, steps = RemoteRun.asked_to_stop, iter(range(1, 1_000_000))
 
-    def asked_to_stop(self: HubSupplies) -> bool:
+    def asked_to_stop(self: RemoteRun) -> bool:
         """Called in the middle of every step."""
-        if not self._leads and next(steps) == step:
+        if not self._is_first and next(steps) == step:
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
             if not seconds:
                 time.sleep(PATIENCE)
         return asked(self)
 
-    HubSupplies.asked_to_stop = asked_to_stop
+    RemoteRun.asked_to_stop = asked_to_stop
 
 
 if __name__ == "__main__":

@@ -11,14 +11,27 @@ what another has put there.
 
 import re
 
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "necks": "projections",
+    "anchors": "token_prior",
+    "pairs": "bigrams",
+    "entry": "up_projection",
+    "exit": "down_projection",
+    "widen": "up_project",
+}
 """Of tensors in checkpoints, such as `blocks.0.mlp.up_proj.weight:exp_avg` or `boundary.0.sender/states.error_BTW`."""
 
-RENAMED_EXPORTED: dict[str, str] = {}
+RENAMED_EXPORTED: dict[str, str] = {
+    "boundary.anchors": "boundary.token_prior",
+    "pairs": "bigrams",
+    "boundary.entry": "boundary.up_projection",
+    "boundary.exit": "boundary.down_projection",
+    "widen": "up_project",
+}
 """Of tensors in exported folders. Those of Llama and GPT-2 are Hugging Face's; a keel's, such as
 `model.layers.1.boundary.anchors.tokens.rows.weight`, are ours."""
 
-RENAMED_FIGURES: dict[str, str] = {}
+RENAMED_FIGURES: dict[str, str] = {"lines": "links"}
 """Of figures in the JSON of a plan, such as `machines.0.memory_nbytes.weights`."""
 
 _COMPONENT = r"[^.:/]+"

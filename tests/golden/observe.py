@@ -7,8 +7,8 @@ from safetensors.torch import load_file
 
 from tests.golden.arithmetic import bytes_sha256
 from thinpipe.checkpoint import find_checkpoint
-from thinpipe.checkpoint.folder import layer_of
-from thinpipe.checkpoint.memories import segment_of_memory
+from thinpipe.checkpoint.codec_state import segment_of_codec_state
+from thinpipe.checkpoint.storage import layer_of
 from thinpipe.core.events import BasisChanged, Step, Validated, read_events
 
 
@@ -48,7 +48,7 @@ def tensors_of(checkpoint) -> dict[str, str]:
     """By name, in layer order; what boundaries remember has the same names at both ends, so its file is named."""
     found = {}
     for layer in sorted(map(layer_of, checkpoint.manifest.files), key=layer_order):
-        prefix = "" if segment_of_memory(layer) is None else f"{layer}/"
+        prefix = "" if segment_of_codec_state(layer) is None else f"{layer}/"
         for name, tensor in checkpoint.layer(layer).items():
             assert f"{prefix}{name}" not in found, f"two tensors are called {prefix}{name}"
             found[f"{prefix}{name}"] = bytes_sha256(tensor)
@@ -57,7 +57,7 @@ def tensors_of(checkpoint) -> dict[str, str]:
 
 def layer_order(layer: str) -> tuple:
     """For people who read the digests: a comparison looks tensors up by name."""
-    kinds = ["first", "blocks", "necks", "last", "boundary", "run"]
+    kinds = ["first", "blocks", "projections", "last", "boundary", "run"]
     kind, *rest = layer.split(".")
     return (
         kinds.index(kind) if kind in kinds else len(kinds),

@@ -34,7 +34,7 @@ KEEL = [
     *("--training.global-batch-size", "4", "--training.seq-len", "48", "--validation.steps", "1"),
     *("--model.dim", "64", "--model.n-layers", "4", "--model.n-heads", "4", "--model.n-kv-heads", "2"),
     *("--model.hidden-dim", "176", "--model.boundaries", "1", "2", "3"),
-    *("--model.neck.anchor-rank", "16", "--model.neck.first-rank", "16"),
+    *("--model.projection.token-prior-rank", "16", "--model.projection.embedding-rank", "16"),
 ]
 LINKS = [
     *("train", str(EXAMPLES / "links.toml"), "--parallelism.pipeline-parallel-degree", "2", "--data.path", "tokens"),
@@ -95,10 +95,10 @@ PLANS = {
     "plan of the keel": ["friends-1b.toml", "machines.toml"],
     "plan of the keel, searched": ["friends-1b.toml", "machines.toml", "--search"],
     "plan of the keel on rented machines": ["friends-1b.toml", "cloud.toml", "--tokens", "1B"],
-    "plan of the subspace": ["friends.toml", "machines.toml", "--hub.everyone", "--vocab-size", "2048"],
+    "plan of the subspace": ["friends.toml", "machines.toml", "--hub.use-all-peers", "--vocab-size", "2048"],
     "plan of a dense model": [
         *("friends.toml", "machines.toml", "--model.subspace.width", "None"),
-        *("--boundary.backward", "bf16", "--hub.everyone", "--vocab-size", "2048"),
+        *("--boundary.backward", "bf16", "--hub.use-all-peers", "--vocab-size", "2048"),
     ],
     "plan of the paper": ["preset:paper", "cloud.toml", "--vocab-size", "32000", "--model.preset", "llama-150m"],
 }

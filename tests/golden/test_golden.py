@@ -12,8 +12,8 @@ from tests.golden import boundaries
 from tests.golden.environment import PINNED, pinned_environment, why_undecidable
 from tests.golden.oracle import CASES, NAMED, as_recorded, differences, dump, load, observe
 from thinpipe.boundary.formats import FORMATS
-from thinpipe.boundary.registry import COMPRESSORS, MEMORIES, METHODS
-from thinpipe.models.neck import KINDS
+from thinpipe.boundary.registry import COMPRESSORS, FEEDBACKS, METHODS
+from thinpipe.models.boundary_projection import PROJECTIONS
 
 
 @pytest.fixture(scope="module")
@@ -43,25 +43,25 @@ def test_cases_that_differ_in_settings_differ_in_numbers():
 def test_every_way_to_cross_a_boundary_has_a_case():
     sections = [boundary for _, boundary in boundaries.CASES.values()]
     assert {section["method"] for section in sections if "method" in section} == set(METHODS)
-    for leg, number_format in (("states", "forward"), ("gradients", "backward")):
-        used = [section.get(leg, {}) for section in sections]
+    for direction, number_format in (("states", "forward"), ("gradients", "backward")):
+        used = [section.get(direction, {}) for section in sections]
         assert {section.get(number_format, "fp32") for section in sections} == set(FORMATS)
         assert {each.get("kind", "none") for each in used} == {"none", *COMPRESSORS}
-        assert {each.get("memory", "none") for each in used} >= {*MEMORIES} - (
-            {"aqsgd"} if leg == "gradients" else set()
+        assert {each.get("feedback", "none") for each in used} >= {*FEEDBACKS} - (
+            {"aqsgd"} if direction == "gradients" else set()
         )
-    necks = [neck for neck, _ in boundaries.CASES.values() if neck]
-    assert {neck.get("kind", "keel") for neck in necks} == set(KINDS)
+    projections = [projection for projection, _ in boundaries.CASES.values() if projection]
+    assert {projection.get("kind", "keel") for projection in projections} == set(PROJECTIONS)
 
 
 RECORDED = {
     "steps": [["0x1.0p+0", "0x1.8p+1"], ["0x1.1p+0", "0x1.9p+1"]],
-    "tensors": [["necks.1.anchors.weight", "aa"], ["last.weight", "bb"]],
+    "tensors": [["shelves.1.books.weight", "aa"], ["last.weight", "bb"]],
     "figures": [["speed", 7]],
 }
 OBSERVED = {
     "steps": [["0x1.0p+0", "0x1.8p+1"], ["0x1.1p+0", "0x1.9p+1"]],
-    "tensors": {"necks.1.anchors.weight": "aa", "last.weight": "bb"},
+    "tensors": {"shelves.1.books.weight": "aa", "last.weight": "bb"},
     "figures": {"speed": 7, "of something new": 1},
 }
 
@@ -88,11 +88,11 @@ def test_a_difference_is_named_with_both_values():
 def test_a_renamed_tensor_keeps_its_digest(monkeypatch):
     now = {**OBSERVED, "tensors": {"keels.1.tables.weight": "aa", "last.weight": "bb"}}
     assert len(list(differences("case", RECORDED, now))) == 2, "one is missing, one was not recorded"
-    monkeypatch.setitem(NAMED, "tensors", {"necks": "keels", "anchors": "tables"})
+    monkeypatch.setitem(NAMED, "tensors", {"shelves": "keels", "books": "tables"})
     assert list(differences("case", RECORDED, now)) == []
     now["tensors"]["keels.1.tables.weight"] = "cc"
     assert list(differences("case", RECORDED, now)) == [
-        "case: tensors: necks.1.anchors.weight, which is called keels.1.tables.weight now: recorded aa, now cc"
+        "case: tensors: shelves.1.books.weight, which is called keels.1.tables.weight now: recorded aa, now cc"
     ]
 
 

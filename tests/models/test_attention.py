@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from thinpipe.models.memory import LONGEST_IN_FLOAT32, LayerMemory, attend
+from thinpipe.models.kv_cache import MAX_FLOAT32_ATTENTION_TOKENS, LayerKVCache, attend
 
 
 def heads(tokens: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, ...]:
@@ -16,7 +16,7 @@ def causal(query, key, value, dtype):
     return F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True).to(query.dtype)
 
 
-@pytest.mark.parametrize(("tokens", "dtype"), [(32, torch.float32), (LONGEST_IN_FLOAT32 + 1, torch.bfloat16)])
+@pytest.mark.parametrize(("tokens", "dtype"), [(32, torch.float32), (MAX_FLOAT32_ATTENTION_TOKENS + 1, torch.bfloat16)])
 def test_the_precision_depends_on_the_length(tokens, dtype):
     parts = heads(tokens)
     found = attend(*parts, None)
@@ -34,9 +34,7 @@ def test_autocast_does_not_take_it_back():
 
 def test_a_new_token_and_a_whole_text_agree():
     query, key, value = heads(8)
-    memory = LayerMemory(8)
+    cache = LayerKVCache(8)
     with torch.no_grad():
-        pieces = [
-            attend(query[:, :, t : t + 1], key[:, :, t : t + 1], value[:, :, t : t + 1], memory) for t in range(8)
-        ]
+        pieces = [attend(query[:, :, t : t + 1], key[:, :, t : t + 1], value[:, :, t : t + 1], cache) for t in range(8)]
     torch.testing.assert_close(torch.cat(pieces, 2).float(), attend(query, key, value, None).float(), atol=2e-2, rtol=0)

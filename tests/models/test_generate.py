@@ -10,8 +10,8 @@ import torch
 
 from thinpipe.core.errors import UserError
 from thinpipe.models import GPT2Config, LlamaConfig, Model, SubspaceConfig, build, materialise
-from thinpipe.models.generate import choose, generate
-from thinpipe.models.huggingface import save
+from thinpipe.models.generate import generate, sample_token
+from thinpipe.models.hf.weights import save
 
 LLAMA = LlamaConfig(
     vocab_size=61, dim=32, n_layers=3, n_heads=4, n_kv_heads=2, hidden_dim=48, max_seq_len=40, init_std=0.3
@@ -51,7 +51,7 @@ def test_greedy_and_a_tiny_nucleus_take_the_likeliest_token(name: str, settings:
 def test_a_long_prompt_is_read_in_pieces(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("gpt2-cut")
     expected = text(model, temperature=0.0)
-    monkeypatch.setattr("thinpipe.models.generate._PIECE", piece)
+    monkeypatch.setattr("thinpipe.models.generate._PREFILL_CHUNK", piece)
     assert text(model, temperature=0.0) == expected
 
 
@@ -79,7 +79,7 @@ def test_the_seed_and_nothing_else_decides_a_sample() -> None:
 def counts(logits: list[float], temperature: float, top_p: float, draws: int = 4_000) -> list[float]:
     """How often each id was chosen, as a share."""
     generator = torch.Generator().manual_seed(0)
-    counted = Counter(choose(torch.tensor(logits), temperature, top_p, generator) for _ in range(draws))
+    counted = Counter(sample_token(torch.tensor(logits), temperature, top_p, generator) for _ in range(draws))
     return [counted[token] / draws for token in range(len(logits))]
 
 
@@ -150,4 +150,4 @@ def test_dropout_and_broken_logits_are_refused() -> None:
         generate(model, PROMPT, max_new_tokens=1)
     for broken in (torch.nan, torch.inf):
         with pytest.raises(UserError, match="logits are not finite"):
-            choose(torch.tensor([0.0, broken]), 0.0, 1.0, torch.Generator())
+            sample_token(torch.tensor([0.0, broken]), 0.0, 1.0, torch.Generator())

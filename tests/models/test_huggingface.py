@@ -23,7 +23,7 @@ from thinpipe.models import (
     build,
     materialise,
 )
-from thinpipe.models.huggingface import StoredTensors, load_config, load_weights, save
+from thinpipe.models.hf.weights import StoredTensors, load_config, load_weights, save
 
 transformers = pytest.importorskip("transformers")
 
@@ -363,7 +363,7 @@ def test_a_subspace_model_neither_loads_nor_saves(llama_folder: Path, tmp_path: 
     model = our_model(replace(OURS["llama"], subspace=subspace))
     with pytest.raises(TypeError, match="this is a subspace model: load the weights into a dense model"):
         load_weights(model, llama_folder)
-    with pytest.raises(TypeError, match="this is a subspace model: fold it into a dense model first"):
+    with pytest.raises(TypeError, match="this is a subspace model: convert it with to_dense first"):
         save(model, tmp_path)
 
 

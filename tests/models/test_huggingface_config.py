@@ -10,7 +10,7 @@ import pytest
 
 from thinpipe.core.errors import UserError
 from thinpipe.models import GPT2Config, LlamaConfig, ModelConfig, RopeScaling
-from thinpipe.models.huggingface import load_config
+from thinpipe.models.hf.weights import load_config
 
 LLAMA = LlamaConfig(
     vocab_size=61, dim=32, n_layers=3, n_heads=4, n_kv_heads=4, hidden_dim=48, max_seq_len=96, rope_theta=10_000.0

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from thinpipe.core.errors import UserError
-from thinpipe.models import PRESETS, Execution, GPT2Config, LlamaConfig, SubspaceConfig, build, materialise
-from thinpipe.subspace import Basis, Writer, coordinates_of
+from thinpipe.models import PRESETS, ExecutionConfig, GPT2Config, LlamaConfig, SubspaceConfig, build, materialise
+from thinpipe.subspace import Basis, ResidualWriter, coordinates_of
 
 LLAMA = LlamaConfig(vocab_size=96, dim=32, n_layers=4, n_heads=4, n_kv_heads=2, hidden_dim=80, max_seq_len=24)
 GPT2 = GPT2Config(vocab_size=96, dim=32, n_layers=4, n_heads=4, max_seq_len=24)
@@ -51,7 +51,7 @@ def test_every_preset_builds_and_confines(name):
     model = build(cut)
     half = config.n_layers // 2
     for index, block in enumerate(model.blocks):
-        widths = {module.out_features for module in block.modules() if isinstance(module, Writer)}
+        widths = {module.out_features for module in block.modules() if isinstance(module, ResidualWriter)}
         assert widths == {config.dim // 8 if index < half else config.dim}
 
 
@@ -145,7 +145,7 @@ def test_basis_and_tables_keep_their_precision_in_a_bf16_model():
 def test_activation_checkpointing_is_bitwise_the_same(name):
     model = materialise(build(CONFIGS[name]), seed=1)
     plain = gradients(model)
-    model.execute(Execution(checkpoint_activations=True))
+    model.set_execution(ExecutionConfig(checkpoint_activations=True))
     again = gradients(model)
     assert all(torch.equal(plain[name], again[name]) for name in plain)
 
@@ -161,28 +161,28 @@ def test_activation_checkpointing_shows_torch_a_tensor(monkeypatch):
 
     monkeypatch.setattr("thinpipe.models.model.checkpoint", spy)
     model = materialise(build(CONFIGS["gpt2-subspace"]), seed=1)
-    model.execute(Execution(checkpoint_activations=True))
+    model.set_execution(ExecutionConfig(checkpoint_activations=True))
     model(IDS)
     assert seen == [True] * 4
 
 
 def test_activation_checkpointing_keeps_fewer_tensors():
     kept = {}
-    for execution in (Execution(), Execution(checkpoint_activations=True)):
+    for execution in (ExecutionConfig(), ExecutionConfig(checkpoint_activations=True)):
         model = materialise(build(CONFIGS["llama-subspace"]), seed=1)
-        model.execute(execution)
+        model.set_execution(execution)
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x.nbytes) or x, lambda x: x):
             model(IDS)
         kept[execution] = sum(saved)
-    assert kept[Execution(checkpoint_activations=True)] < kept[Execution()] / 3
+    assert kept[ExecutionConfig(checkpoint_activations=True)] < kept[ExecutionConfig()] / 3
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-subspace", "gpt2-subspace"])
 def test_bf16_autocast_is_close_and_state_keeps_its_dtype(name):
     model = materialise(build(CONFIGS[name]), seed=1)
     exact = model(IDS)
-    model.execute(Execution(autocast_bf16=True))
+    model.set_execution(ExecutionConfig(autocast_bf16=True))
     torch.testing.assert_close(model(IDS).float(), exact, rtol=0.05, atol=0.02)
     if len(model.segments) > 1:
         assert model.segments[0](IDS).dtype == torch.float32
@@ -194,7 +194,7 @@ def test_bf16_autocast_is_close_and_state_keeps_its_dtype(name):
 def test_compiled_blocks_agree():
     model = materialise(build(CONFIGS["llama-subspace"]), seed=1)
     plain = gradients(model)
-    model.execute(Execution(compile=True))
+    model.set_execution(ExecutionConfig(compile=True))
     compiled = gradients(model)
     for name in plain:
         torch.testing.assert_close(compiled[name], plain[name], rtol=1e-3, atol=1e-5)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from thinpipe.config.model import ProjectionConfig
+from thinpipe.config.model_presets import PRESETS
 from thinpipe.models import build, materialise
-from thinpipe.models.config import NeckConfig
-from thinpipe.models.presets import PRESETS
 from thinpipe.models.seed_names import SEED_NAMES, seed_name
 
 
@@ -26,7 +26,9 @@ def test_whole_components_and_the_longest_line(name, table, text):
 
 
 def test_a_renamed_layer_begins_with_the_weights_it_had(monkeypatch):
-    config = replace(PRESETS["llama-tiny"], dim=32, boundaries=(2,), neck=NeckConfig(width=4, anchor_rank=4))
+    config = replace(
+        PRESETS["llama-tiny"], dim=32, boundaries=(2,), projection=ProjectionConfig(width=4, token_prior_rank=4)
+    )
     before = {name: p.clone() for name, p in materialise(build(config), seed=0).named_parameters()}
     monkeypatch.setitem(SEED_NAMES, "q_proj", "k_proj")
     after = dict(materialise(build(config), seed=0).named_parameters())

@@ -9,18 +9,18 @@ import torch.distributed as dist
 from tests.reference.language import SyntheticLanguage
 from thinpipe.boundary.formats import FORMATS
 from thinpipe.boundary.registry import METHODS
-from thinpipe.boundary.settings import BoundarySection, Compression
-from thinpipe.checkpoint import memories
-from thinpipe.models.config import NeckConfig, SubspaceConfig
-from thinpipe.pipeline.placement import LAYOUTS
-from thinpipe.train.config import (
-    BasisSection,
-    ModelSection,
-    ParallelismSection,
+from thinpipe.checkpoint import codec_states
+from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
+from thinpipe.config.model import ProjectionConfig, SubspaceConfig
+from thinpipe.config.run import (
+    BasisConfig,
+    LRSchedulerConfig,
+    ModelSettings,
+    ParallelismConfig,
     RunConfig,
-    SchedulerSection,
-    TrainingSection,
+    TrainingConfig,
 )
+from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS
 from thinpipe.train.engine import Engine
 
 TOKENS, VOCABULARY = 12, 64
@@ -31,18 +31,18 @@ class Case:
     """Settings of the boundaries of one model; GPT-2 has dropout, which must not differ either."""
 
     name: str
-    boundary: BoundarySection
+    boundary: BoundaryConfig
     family: str = "llama"
-    neck: NeckConfig = field(default_factory=NeckConfig)
+    projection: ProjectionConfig = field(default_factory=ProjectionConfig)
 
     @property
-    def confined(self) -> bool:
+    def in_subspace(self) -> bool:
         return self.boundary.method == "subspace"
 
     @property
     def steps(self) -> int:
         """Exact methods are followed for longer: they alone can be wrong in the last bit only."""
-        return 20 if self.boundary == BoundarySection(method=self.boundary.method) else 6
+        return 20 if self.boundary == BoundaryConfig(method=self.boundary.method) else 6
 
     @property
     def basis_interval(self) -> int:
@@ -51,36 +51,47 @@ class Case:
 
 
 def formatted(method: str, forward: str, backward: str, family: str = "llama") -> Case:
-    boundary = BoundarySection(method=method, forward=forward, backward=backward)
+    boundary = BoundaryConfig(method=method, forward=forward, backward=backward)
     return Case(f"{family}-{method}-{forward}-{backward}", boundary, family)
 
 
-def compressed(name: str, method: str, states: Compression, gradients: Compression, **settings: bool) -> Case:
-    return Case(name, BoundarySection(method=method, states=states, gradients=gradients, **settings))
+def compressed(
+    name: str, method: str, states: CompressionConfig, gradients: CompressionConfig, **settings: bool
+) -> Case:
+    return Case(name, BoundaryConfig(method=method, states=states, gradients=gradients, **settings))
 
 
-TOPK = Compression(kind="topk", keep=0.3)
-QUANTISE = Compression(kind="quantise", bits=4, tile=16)
-KEEL = NeckConfig(width=6, anchor_rank=4, anchor_reach=3, first_rank=5, ngram_rows=32, ngram_rank=4)
+TOPK = CompressionConfig(kind="topk", keep=0.3)
+QUANTISE = CompressionConfig(kind="quantise", bits=4, tile=16)
+KEEL = ProjectionConfig(
+    width=6, token_prior_rank=4, token_prior_window=3, embedding_rank=5, bigram_rows=32, bigram_rank=4
+)
 CASES = [
     *(formatted(method, number_format, number_format) for method in METHODS for number_format in FORMATS),
     formatted("subspace", "int8", "int4"),
     formatted("subspace", "fp32", "int8", family="gpt2"),
     compressed("topk", "none", replace(TOPK, keep=0.1), replace(TOPK, per="token", format="int8")),
-    compressed("topk-mask", "none", TOPK, Compression(kind="topk", reuse_mask=True)),
-    compressed("topk-whole-inference", "subspace", TOPK, Compression(), at_inference=False),
-    compressed("quantise", "none", Compression(kind="quantise", bits=3), replace(QUANTISE, rotate=True)),
-    compressed("lowrank", "none", Compression(kind="lowrank", rank=4), Compression(kind="lowrank", rank=4)),
-    compressed("ef", "subspace", replace(TOPK, memory="ef"), replace(QUANTISE, memory="ef")),
-    compressed("ef21", "none", replace(QUANTISE, memory="ef21"), replace(TOPK, memory="ef21")),
+    compressed("topk-mask", "none", TOPK, CompressionConfig(kind="topk", reuse_mask=True)),
+    compressed("topk-whole-inference", "subspace", TOPK, CompressionConfig(), at_inference=False),
+    compressed("quantise", "none", CompressionConfig(kind="quantise", bits=3), replace(QUANTISE, rotate=True)),
+    compressed("lowrank", "none", CompressionConfig(kind="lowrank", rank=4), CompressionConfig(kind="lowrank", rank=4)),
+    compressed("ef", "subspace", replace(TOPK, feedback="ef"), replace(QUANTISE, feedback="ef")),
+    compressed("ef21", "none", replace(QUANTISE, feedback="ef21"), replace(TOPK, feedback="ef21")),
     compressed(
-        "ef21-mask", "none", replace(TOPK, memory="ef21"), Compression(kind="topk", reuse_mask=True, memory="ef")
+        "ef21-mask",
+        "none",
+        replace(TOPK, feedback="ef21"),
+        CompressionConfig(kind="topk", reuse_mask=True, feedback="ef"),
     ),
-    compressed("aqsgd", "none", replace(QUANTISE, bits=2, memory="aqsgd"), QUANTISE),
-    Case("keel", BoundarySection(), neck=KEEL),
-    Case("keel-int4", BoundarySection(forward="int4", backward="int4"), neck=KEEL),
-    Case("learned", BoundarySection(), neck=NeckConfig(kind="learned", width=6, anchor_rank=4)),
-    Case("bottleneck", BoundarySection(forward="bf16", backward="bf16"), neck=NeckConfig(kind="bottleneck", width=6)),
+    compressed("aqsgd", "none", replace(QUANTISE, bits=2, feedback="aqsgd"), QUANTISE),
+    Case("keel", BoundaryConfig(), projection=KEEL),
+    Case("keel-int4", BoundaryConfig(forward="int4", backward="int4"), projection=KEEL),
+    Case("learned", BoundaryConfig(), projection=ProjectionConfig(kind="learned", width=6, token_prior_rank=4)),
+    Case(
+        "bottleneck",
+        BoundaryConfig(forward="bf16", backward="bf16"),
+        projection=ProjectionConfig(kind="bottleneck", width=6),
+    ),
 ]
 
 
@@ -91,7 +102,7 @@ FEW = ("llama-subspace-fp32-fp32", "aqsgd", "keel-int4")
 def cases_for(schedule: str, *, few: bool = False) -> list[Case]:
     """A backward pass that is split is not for necks."""
     named = [case for case in CASES if not few or case.name in FEW]
-    return [case for case in named if schedule != "ZBVZeroBubble" or case.neck.width is None]
+    return [case for case in named if schedule != "ZBVZeroBubble" or case.projection.width is None]
 
 
 def batch_size(segments: int) -> int:
@@ -102,22 +113,22 @@ def batch_size(segments: int) -> int:
 def config_of(case: Case, segments: int, schedule: str) -> RunConfig:
     sizes = {"n_kv_heads": 1, "hidden_dim": 48} if case.family == "llama" else {"dropout": 0.1}
     return RunConfig(
-        model=ModelSection(
+        model=ModelSettings(
             preset=f"{case.family}-tiny",
             dim=32,
             n_layers=segments,
             n_heads=2,
             max_seq_len=TOKENS,
             boundaries=tuple(range(1, segments)),
-            subspace=SubspaceConfig(width=6) if case.confined else SubspaceConfig(),
-            neck=case.neck,
+            subspace=SubspaceConfig(width=6) if case.in_subspace else SubspaceConfig(),
+            projection=case.projection,
             **sizes,
         ),
-        training=TrainingSection(steps=case.steps, global_batch_size=batch_size(segments), seq_len=TOKENS),
-        parallelism=ParallelismSection(pipeline_parallel_microbatch_size=1, pipeline_parallel_schedule=schedule),
+        training=TrainingConfig(steps=case.steps, global_batch_size=batch_size(segments), seq_len=TOKENS),
+        parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=1, pipeline_parallel_schedule=schedule),
         boundary=case.boundary,
-        lr_scheduler=SchedulerSection(warmup_steps=1),
-        basis=BasisSection(interval=case.basis_interval),
+        lr_scheduler=LRSchedulerConfig(warmup_steps=1),
+        basis=BasisConfig(interval=case.basis_interval),
     )
 
 
@@ -153,9 +164,9 @@ def run_case(case: Case, segments: int, schedule: str, group: dist.ProcessGroup 
         "weights": {name: digest(p) for name, p in engine.parameters.items()},
         "moments": moments,
         "basis": getattr(engine.model.space, "version", None),
-        "memories": {
+        "codec_states": {
             f"{layer}/{name}": digest(tensor)
-            for layer, state in memories(engine.methods, engine.mine).items()
+            for layer, state in codec_states(engine.methods, engine.local_segments).items()
             for name, tensor in state.items()
         },
         "stated": [
@@ -166,4 +177,4 @@ def run_case(case: Case, segments: int, schedule: str, group: dist.ProcessGroup 
 
 
 def segments_for(schedule: str, processes: int) -> int:
-    return processes * LAYOUTS[schedule].stages_per_process
+    return processes * SCHEDULE_LAYOUTS[schedule].stages_per_process

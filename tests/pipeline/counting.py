@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from tests.transport.nats_peers import ORIGIN
+from thinpipe.transport.nats.connection import Address, HubConnection
 from thinpipe.transport.nats.group import NatsGroup
-from thinpipe.transport.nats.opening import open_nats_group
-from thinpipe.transport.nats.post import Address, Post
+from thinpipe.transport.nats.world import open_nats_group
 
 
 class CountingGroup(dist.ProcessGroup):
@@ -49,7 +49,7 @@ def open_counting_nats_group(seconds: float) -> NatsGroup:
     names = list(told["seeds"])
     name = names[int(os.environ["RANK"])]
     address = Address(url=told["url"], fingerprint=told["fingerprint"], name=name, seed=told["seeds"][name])
-    group = open_nats_group(Post(address), names, ORIGIN, timeout=timedelta(seconds=seconds))
+    group = open_nats_group(HubConnection(address), names, ORIGIN, timeout=timedelta(seconds=seconds))
     messages: Counter[tuple[int, int]] = Counter()
     push = group.send
 

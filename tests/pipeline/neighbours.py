@@ -15,8 +15,8 @@ from tests.pipeline.cases import CASES, config_of
 from thinpipe.boundary.contract import MessageShape
 from thinpipe.boundary.registry import make_method
 from thinpipe.models import build, materialise
-from thinpipe.pipeline.chain import Chain
 from thinpipe.pipeline.stage import MessageStage
+from thinpipe.pipeline.stage_module import StageModule
 
 
 class Payload:
@@ -43,10 +43,10 @@ def main() -> None:
         return
     config = config_of(CASES[0], 2, "GPipe").model.resolve(64)
     shape = MessageShape(batch=1, tokens=12, width=32, vocab_size=64, dtype=torch.float32)
-    method = make_method(config_of(CASES[0], 2, "GPipe").boundary, shape, confined=False, seed=0)
+    method = make_method(config_of(CASES[0], 2, "GPipe").boundary, shape, in_subspace=False, seed=0)
     segments = build(config).segments
     materialise(segments[1], seed=0)
-    stage = MessageStage(Chain(segments, range(1, 2), [method], seed=0), 1, 2, device=device)
+    stage = MessageStage(StageModule(segments, range(1, 2), [method], seed=0), 1, 2, device=device)
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda loss, _nothing: loss)
     schedule.step(target=torch.zeros(2), losses=[])
 

@@ -15,13 +15,13 @@ from tests.reference.language import SyntheticLanguage
 from tests.swarm.brokers import running_broker
 from tests.transport.nats_peers import hub_services
 from tests.transport.processes import start
-from thinpipe.boundary.registry import COMPRESSORS, MEMORIES
+from thinpipe.boundary.registry import COMPRESSORS, FEEDBACKS
+from thinpipe.config.model import SubspaceConfig
 from thinpipe.core.errors import UserError
-from thinpipe.core.numerics import KNOWN_TORCH
-from thinpipe.models.config import SubspaceConfig
-from thinpipe.pipeline.mail import mail_tag
+from thinpipe.core.numerics import SUPPORTED_TORCH
+from thinpipe.pipeline.p2p import p2p_tag
+from thinpipe.pipeline.pipeline_runner import SCHEDULES
 from thinpipe.pipeline.placement import place
-from thinpipe.pipeline.schedules import SCHEDULES
 from thinpipe.train.engine import Engine
 
 
@@ -41,14 +41,14 @@ def twin(segments, few):
 
 def messages_sent(parts):
     """(tag, bytes) -> how many, as the transport was given them by all processes; the exchange of norms apart."""
-    first = mail_tag(0, forward=True)
+    first = p2p_tag(0, forward=True)
     return {(tag, nbytes): count for part in parts for tag, nbytes, count in part["sent"] if tag >= first}
 
 
 def messages_stated(lengths, case, schedule, processes):
     """One message for every micro-batch, boundary between processes and direction, of the length the method states."""
     microbatches = cases.batch_size(len(lengths) + 1)
-    forward_only = 1 + (2 * 2 if case.confined else 0)  # validation, and twice at each change of basis
+    forward_only = 1 + (2 * 2 if case.in_subspace else 0)  # validation, and twice at each change of basis
     home = {
         segment: rank
         for rank in range(processes)
@@ -57,9 +57,9 @@ def messages_stated(lengths, case, schedule, processes):
     stated = Counter()
     for boundary, (forward, backward, at_inference) in enumerate(lengths):
         if home[boundary] != home[boundary + 1]:
-            stated[mail_tag(boundary, forward=True), forward] += microbatches * case.steps
-            stated[mail_tag(boundary, forward=True), at_inference] += microbatches * forward_only
-            stated[mail_tag(boundary, forward=False), backward] += microbatches * case.steps
+            stated[p2p_tag(boundary, forward=True), forward] += microbatches * case.steps
+            stated[p2p_tag(boundary, forward=True), at_inference] += microbatches * forward_only
+            stated[p2p_tag(boundary, forward=False), backward] += microbatches * case.steps
     return stated
 
 
@@ -113,8 +113,8 @@ def compare_with_twin(schedule, processes, tmp_path, *, few=False):
         parts = [report["results"][case.name] for report in reports]
         for part in parts:  # every process knows the loss and the norm
             assert (part["seen"], part["validation"]) == (want["seen"], want["validation"]), case.name
-            assert part["basis"] == want["basis"] == (2 if case.confined else None)
-        for what in ("gradients", "weights", "moments", "memories"):
+            assert part["basis"] == want["basis"] == (2 if case.in_subspace else None)
+        for what in ("gradients", "weights", "moments", "codec_states"):
             together = {}
             for part in parts:
                 together |= part[what]
@@ -124,12 +124,14 @@ def compare_with_twin(schedule, processes, tmp_path, *, few=False):
     assert len({json.dumps(result["seen"]) for result in expected.values()}) == len(expected)
 
 
-def test_every_compressor_and_memory_has_a_case():
+def test_every_compressor_and_feedback_has_a_case():
     boundaries = [case.boundary for case in CASES]
-    for leg in ("states", "gradients"):
-        used = [getattr(boundary, leg) for boundary in boundaries]
+    for direction in ("states", "gradients"):
+        used = [getattr(boundary, direction) for boundary in boundaries]
         assert {compression.kind for compression in used} == {"none", *COMPRESSORS}
-        assert {compression.memory for compression in used} >= {*MEMORIES} - {"aqsgd" if leg == "gradients" else ""}
+        assert {compression.feedback for compression in used} >= {*FEEDBACKS} - {
+            "aqsgd" if direction == "gradients" else ""
+        }
 
 
 def test_exact_methods_do_not_care_where_the_boundaries_are():
@@ -160,7 +162,7 @@ def test_a_neighbour_that_offers_pickled_metadata_is_refused_and_its_code_does_n
 
 def test_the_private_names_of_torch_were_checked_for_this_version():
     """Another torch must be looked at before the pipeline is trusted with it."""
-    assert torch.__version__.startswith(KNOWN_TORCH)
+    assert torch.__version__.startswith(SUPPORTED_TORCH)
 
 
 def test_places():

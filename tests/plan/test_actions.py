@@ -6,10 +6,10 @@ from torch.distributed.pipelining import ScheduleGPipe, ScheduleInterleaved1F1B,
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from thinpipe.core.errors import UserError
-from thinpipe.pipeline.placement import LAYOUTS, stages_of
-from thinpipe.pipeline.schedules import SCHEDULES as REAL
+from thinpipe.pipeline.pipeline_runner import SCHEDULES as REAL
+from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS, stages_of
 from thinpipe.pipeline.stage import EarlyForwards1F1B
-from thinpipe.plan.actions import Action, Kind, action_lists
+from thinpipe.plan.simulation.schedule_actions import Action, PassKind, action_lists
 
 
 class Place(_PipelineStageBase):
@@ -32,11 +32,11 @@ class Place(_PipelineStageBase):
     get_bwd_recv_ops = get_fwd_send_ops = get_bwd_send_ops = get_fwd_recv_ops
 
     def forward_one_chunk(self, chunk, *_, **__):
-        self.ran.append(Action(self.stage_index, Kind.FORWARD, chunk))
+        self.ran.append(Action(self.stage_index, PassKind.FORWARD, chunk))
         return torch.zeros(())
 
     def backward_one_chunk(self, chunk, *_, **__):
-        self.ran.append(Action(self.stage_index, Kind.BACKWARD, chunk))
+        self.ran.append(Action(self.stage_index, PassKind.BACKWARD, chunk))
 
     def perform_reduce_grad(self, _):
         pass
@@ -61,7 +61,7 @@ def what_is_ordered(kind, name, processes, microbatches):
     schedule = kind([Place(index, 2 * processes, 0, processes) for index in indices], microbatches)
     return [
         [
-            Action(a.stage_index, Kind(a.computation_type.value), a.microbatch_index)
+            Action(a.stage_index, PassKind(a.computation_type.value), a.microbatch_index)
             for a in schedule.pipeline_order[p]
             if a
         ]
@@ -100,11 +100,11 @@ def test_interleaved_refuses_what_torch_refuses():
 
 
 def test_every_schedule_can_be_planned():
-    assert set(LAYOUTS) == set(REAL)
+    assert set(SCHEDULE_LAYOUTS) == set(REAL)
 
 
 def test_one_process_runs_one_microbatch_after_the_other():
-    forward, backward = Kind.FORWARD, Kind.BACKWARD
+    forward, backward = PassKind.FORWARD, PassKind.BACKWARD
     assert action_lists("1F1B", 1, 2) == [[(0, forward, 0), (0, backward, 0), (0, forward, 1), (0, backward, 1)]]
 
 

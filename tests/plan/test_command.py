@@ -30,7 +30,7 @@ def test_programs_get_all_of_it_as_json(capsys):
         memory = machine["memory_nbytes"]
         kinds = ("weights", "gradients", "optimiser", "activations", "frozen_tables", "overhead")
         assert memory["total"] == sum(memory[kind] for kind in kinds)
-    assert any(line["line"].startswith("the hub's line") for line in plan["lines"])
+    assert any(link["link"].startswith("the hub's link") for link in plan["links"])
 
 
 @pytest.mark.parametrize("machines", ["machines.toml", "cloud.toml", "no hub"])

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from thinpipe.config.model import ExecutionConfig
+from thinpipe.config.run import RunConfig, TrainingConfig
 from thinpipe.core.errors import UserError
-from thinpipe.models.config import Execution
 from thinpipe.plan.devices import DEVICES, find_device, precision_of
-from thinpipe.plan.machines import Hub, Machine, from_status, load_machines
-from thinpipe.swarm.reports import MachineReport, ProcessorReport
-from thinpipe.swarm.status import PeerStatus, Status
-from thinpipe.train.config import RunConfig, TrainingSection
+from thinpipe.plan.machines import Hub, Machine, load_machines
+from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
+from thinpipe.swarm.protocol.status import PeerStatus, Status, machines_from_status
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -100,13 +100,13 @@ def test_a_device_reaches_a_share_of_its_peak_and_that_is_said(load):
     assert not measured.assumptions
 
 
-def test_a_line_that_is_not_said_is_no_limit_and_that_is_said(load):
+def test_a_missing_link_rate_means_no_limit_and_is_listed_as_assumption(load):
     machines = load('[hub]\nup = "1gbps"\n[[machine]]\nname = "a"\ntflops = 1\nmemory = "1GB"\ndown = "1mbps"\n')
     assert math.isinf(machines.machines[0].up_bps)
     assert machines.hub == Hub(up_bps=1e9, down_bps=math.inf)
     assert [words.split(":")[0] for words in machines.assumptions] == [
-        "the line of a is not said (up)",
-        "the line of the hub is not said (down)",
+        "the link of a is not given (up)",
+        "the link of the hub is not given (down)",
     ]
 
 
@@ -160,23 +160,23 @@ def test_every_device_is_found_by_its_own_name():
 
 def test_the_precision_of_a_run():
     assert precision_of(RunConfig()) == "fp32"
-    assert precision_of(RunConfig(execution=Execution(autocast_bf16=True))) == "bf16"
-    assert precision_of(RunConfig(training=TrainingSection(dtype="bfloat16"))) == "bf16"
+    assert precision_of(RunConfig(execution=ExecutionConfig(autocast_bf16=True))) == "bf16"
+    assert precision_of(RunConfig(training=TrainingConfig(dtype="bfloat16"))) == "bf16"
 
 
 def test_peers_that_were_measured():
     processor = ProcessorReport(device="cpu", threads=2, flops=5e10, memory_nbytes=4_000_000_000)
     report = MachineReport(processor=processor, up_bps=1e7, down_bps=5e7, latency_s=0.04, versions={})
     peers = [PeerStatus(name="ada", segments=1, report=report), PeerStatus(name="bela", segments=0, report=None)]
-    told = {"run": "r", "epoch": 1, "waits_for": "", "away": [], "bottleneck": "", "progress": {}}
-    machines = from_status(Status(peers=peers, hub_bps=(1e8, 2e8), **told))
+    told = {"run": "r", "generation": 1, "waits_for": "", "away": [], "bottleneck": "", "progress": {}}
+    machines = machines_from_status(Status(peers=peers, hub_bps=(1e8, 2e8), **told))
     assert machines.machines == (
         Machine(name="ada", flops=5e10, memory_nbytes=4_000_000_000, up_bps=1e7, down_bps=5e7, latency_s=0.02),
     )
     assert machines.hub == Hub(up_bps=1e8, down_bps=2e8)
     assert machines.assumptions[1] == "bela is not measured yet and left out"
     with pytest.raises(UserError, match="no peer has been measured yet"):
-        from_status(Status(peers=peers[1:], hub_bps=(1e8, 2e8), **told))
+        machines_from_status(Status(peers=peers[1:], hub_bps=(1e8, 2e8), **told))
 
 
 @pytest.mark.parametrize(("name", "count"), [("machines.toml", 4), ("cloud.toml", 6)])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.readme.pages import ROOT, blocks, commands, guides, prose, save_files
 from thinpipe.cli import _parse, main
-from thinpipe.cli.verbs import VERBS
+from thinpipe.cli.commands import VERBS
 
 COMMANDS = [
     pytest.param(page, words, id=f"{page.relative_to(ROOT)}: {' '.join(words)}")

@@ -4,7 +4,7 @@ import tomllib
 
 from tests.readme.pages import ROOT, commands, save_files
 from thinpipe.cli import _parse
-from thinpipe.train.hub_config import HubConfig
+from thinpipe.config.hub import HubConfig
 
 PAGE = ROOT / "docs/howto/train-with-friends.md"
 

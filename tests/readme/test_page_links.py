@@ -46,12 +46,20 @@ def test_links_lead_somewhere(page):
 def test_headings_are_named_as_on_github(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
-        "# A `[model.neck]`, twice\n\n## The [way](x.md) back\n\n# A `[model.neck]`, twice\n```\n# no\n```\n"
+        "# A `[model.projection]`, twice\n\n## The [way](x.md) back\n\n# A `[model.projection]`, twice\n```\n# "
+        "no\n```\n"
     )
-    assert anchors(page) == {"a-modelneck-twice", "a-modelneck-twice-1", "the-way-back"}
+    assert anchors(page) == {"a-modelprojection-twice", "a-modelprojection-twice-1", "the-way-back"}
 
 
 def test_every_page_of_the_documentation_is_in_its_index():
     index = ROOT / "docs/README.md"
     listed = {(index.parent / target.partition("#")[0]).resolve() for target in links(index)}
     assert not set((ROOT / "docs").rglob("*.md")) - listed - {index}
+
+
+def test_every_file_that_the_architecture_names_exists():
+    named = re.findall(r"`((?:\w+/)+[\w.]+\.(?:py|html|css))`", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    assert len(named) > 50
+    missing = [name for name in named if not any((ROOT / folder / name).exists() for folder in ("src/thinpipe", "."))]
+    assert not missing

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thinpipe.cli.verbs import VERBS
+from thinpipe.cli.commands import VERBS
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 
@@ -33,12 +33,12 @@ def test_every_setting_says_what_it_does(make):
 
 
 def test_a_section_shows_the_defaults_that_it_has_where_it_stands(make):
-    assert "| `--sweep.shape.dim` | integer | `320` |" in make.commands_page()
+    assert "| `--patience-seconds` | number | `600.0` |" in make.commands_page()
 
 
 def test_a_key_is_found_with_its_type_default_and_help(make):
     page = make.settings_page()
-    assert "| `backward` | `fp32`, `bf16`, `int8`, `int4` | `fp32` | Number format of its gradient." in page
+    assert "| `backward` | `fp32`, `bf16`, `int8`, `int4` | `fp32` | Number format of gradients." in page
     assert "## `[boundary.gradients]`" in page
 
 

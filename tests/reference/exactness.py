@@ -9,7 +9,8 @@ from torch import Tensor
 from tests.reference.language import SyntheticLanguage
 from tests.reference.literal import Failure, LiteralAdamW, LiteralModel
 from thinpipe.models import GPT2Config, LlamaConfig, Model, ModelConfig, SubspaceConfig, build, materialise
-from thinpipe.subspace import Basis, GrassmannTracker, RowwiseAdamW, SignTable, SubspaceStream
+from thinpipe.optim import RowwiseAdamW
+from thinpipe.subspace import Basis, GrassmannTracker, SignTable, SubspaceStream
 
 VOCABULARY, BATCH, TOKENS = 256, 8, 32
 LANGUAGE = SyntheticLanguage(VOCABULARY, seed=5)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.models import Model, SubspaceConfig, build, materialise
-from thinpipe.subspace import DenseStream, Subspace, Writer
+from thinpipe.subspace import DenseStream, ResidualWriter, Subspace
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class LiteralModel:
         """Largest ‖W − W U Uᵀ‖ / ‖W‖ over the writers."""
         drifts = []
         for module_name, module in self.dense.named_modules():
-            if isinstance(module, Writer) and f"{module_name}.weight" in self.confined:
+            if isinstance(module, ResidualWriter) and f"{module_name}.weight" in self.confined:
                 weight = module.weight.detach()
                 drifts.append(float((weight - self.project(weight, 0)).norm() / weight.norm()))
         return max(drifts)

@@ -1,15 +1,15 @@
 """Event logs as runs write them."""
 
-from thinpipe.core.config import dump_toml
-from thinpipe.core.events import EventLog, LinkUse, Saved, Started, Step, Stopped, Validated
-from thinpipe.train.config import ModelSection, RunConfig, TrainingSection
+from thinpipe.config.run import ModelSettings, RunConfig, TrainingConfig
+from thinpipe.config.toml import dump_toml
+from thinpipe.core.events import EventLog, LinkTraffic, Saved, Started, Step, Stopped, Validated
 
 TOKENS = 128
 
 
 def settings(**fields):
     section = {"dim": 64, "boundaries": (1, 2)} | fields
-    return RunConfig(model=ModelSection(**section), training=TrainingSection(steps=80))
+    return RunConfig(model=ModelSettings(**section), training=TrainingConfig(steps=80))
 
 
 def started(step=0, **fields):
@@ -20,7 +20,7 @@ def started(step=0, **fields):
 def step(number, *, loss=None, processes=1, **fields):
     """Of one process, or of several in a row, in which process 0 waits for nobody."""
     links = [
-        LinkUse(boundary=index, forward=forward, nbytes=800, waited_s=waited, mbps=0.008)
+        LinkTraffic(boundary=index, forward=forward, nbytes=800, waited_s=waited, mbps=0.008)
         for index in range(processes - 1)
         for forward, waited in ((True, 0.2), (False, 0.0))
     ]

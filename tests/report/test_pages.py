@@ -8,9 +8,9 @@ import pytest
 
 from tests.report.logs import TOKENS, saved, settings, started, step, stopped, validated, write
 from thinpipe.cli import main
-from thinpipe.core.config import dump_toml
-from thinpipe.core.events import Arrived, Assembled, Departed, PeerPlace, Retried, Skipped
-from thinpipe.models.config import NeckConfig
+from thinpipe.config.model import ProjectionConfig
+from thinpipe.config.toml import dump_toml
+from thinpipe.core.events import GenerationStarted, PeerAssignment, PeerJoined, PeerLeft, Retried, Skipped
 
 EVIL = '<script>alert("x")</script>&amp;'
 
@@ -99,16 +99,16 @@ def test_its_numbers_are_those_of_the_log(many):
 
 
 def test_a_hub_run_names_its_peers_and_no_name_is_markup(tmp_path):
-    places = [PeerPlace(name=name, segments=[index]) for index, name in enumerate(("anna", EVIL))]
+    places = [PeerAssignment(name=name, segments=[index]) for index, name in enumerate(("anna", EVIL))]
     run = write(
         tmp_path / "hub",
-        Arrived(step=0, peer="anna"),
-        Arrived(step=0, peer=EVIL),
-        Assembled(epoch=1, step=0, peers=places),
+        PeerJoined(step=0, peer="anna"),
+        PeerJoined(step=0, peer=EVIL),
+        GenerationStarted(generation=1, step=0, peers=places),
         started(),
         *(step(number, processes=2) for number in (1, 2)),
-        Departed(step=2, epoch=1, peer=EVIL, reason=f"{EVIL} left"),
-        Assembled(epoch=2, step=2, peers=places[:1]),
+        PeerLeft(step=2, generation=1, peer=EVIL, reason=f"{EVIL} left"),
+        GenerationStarted(generation=2, step=2, peers=places[:1]),
         started(2),
         step(3),
     )
@@ -117,7 +117,7 @@ def test_a_hub_run_names_its_peers_and_no_name_is_markup(tmp_path):
     assert "<script" not in markdown
     text = " ".join(" ".join(reader.text).split())
     assert f"{EVIL} left" in text
-    assert "arrivals 2 departures 1 epochs 2" in text
+    assert "peers joined 2 peers left 1 generations 2" in text
     assert "anna 3.0 s" in text
     assert f"{EVIL} 2.0 s" in text
     assert "It is still going" in text
@@ -141,7 +141,7 @@ def test_logs_of_other_versions_are_read_as_far_as_they_go(tmp_path):
     text = " ".join(" ".join(reader.text).split())
     assert "2 line(s) of the log are of another version" in text
     assert "| gone.old | 1 | none |" in markdown
-    assert "nothing crossed a line" in text
+    assert "nothing crossed a link" in text
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_runs_beside_each_other_show_what_the_difference_costs(many, tmp_path, c
     assert (many / "report/comparison.png").is_file()
 
 
-def test_a_model_with_a_neck_is_loaded_with_its_code(many, tmp_path):
-    config = dump_toml(settings(neck=NeckConfig(width=4)))
-    run = write(tmp_path / "neck", started(config=config), step(1))
+def test_projection_model_loads_with_its_code(many, tmp_path):
+    config = dump_toml(settings(projection=ProjectionConfig(width=4)))
+    run = write(tmp_path / "projection", started(config=config), step(1))
     _, _, markdown = report(run)
     assert 'from_pretrained("exported", trust_remote_code=True)' in markdown
     assert "4 numbers of a token would cross each boundary each way, instead of 64" in markdown

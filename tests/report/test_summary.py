@@ -3,10 +3,10 @@
 import pytest
 
 from tests.report.logs import TOKENS, started, step, stopped, validated, write
-from thinpipe.core.events import LinkUse
+from thinpipe.core.events import LinkTraffic
 from thinpipe.pipeline.placement import place
-from thinpipe.report.comparison import measured_cost
-from thinpipe.report.smoothing import smoothed, smoothing_width
+from thinpipe.report.comparison import loss_difference
+from thinpipe.report.figures import smoothed, smoothing_width
 from thinpipe.report.summary import summarise
 from thinpipe.report.time_spent import _receivers, time_spent
 from thinpipe.report.traffic import traffic_of
@@ -60,11 +60,11 @@ def test_the_time_of_a_process_is_what_its_step_took(tmp_path):
 def test_who_receives_is_read_off_the_links(schedule, processes):
     """Against the places that the pipeline gives, also where a stage has several segments."""
     segments = 2 * processes + 3
-    homes = place(schedule, processes, segments).homes
-    crossed = [cut for cut in range(segments - 1) if homes[cut] != homes[cut + 1]]
-    links = [LinkUse(boundary=cut, forward=True, nbytes=1, waited_s=0.0, mbps=1.0) for cut in crossed]
+    process_of_segment = place(schedule, processes, segments).process_of_segment
+    crossed = [cut for cut in range(segments - 1) if process_of_segment[cut] != process_of_segment[cut + 1]]
+    links = [LinkTraffic(boundary=cut, forward=True, nbytes=1, waited_s=0.0, mbps=1.0) for cut in crossed]
     found = _receivers(step(1, links=links, busy=[1.0] * processes))
-    assert found == {cut: (homes[cut], homes[cut + 1]) for cut in crossed}
+    assert found == {cut: (process_of_segment[cut], process_of_segment[cut + 1]) for cut in crossed}
 
 
 def test_bytes_are_those_of_the_log(tmp_path):
@@ -72,12 +72,12 @@ def test_bytes_are_those_of_the_log(tmp_path):
     traffic = traffic_of(summary.steps, dim=64, tokens_per_step=TOKENS)
     assert traffic.sent_nbytes == 2 * 4 * 800
     assert traffic.dense_nbytes == 2 * 4 * TOKENS * 64 * 2
-    assert "20.5 times less" in traffic.in_words
+    assert "20.5 times less" in traffic.description
 
 
 def test_the_cost_is_taken_where_both_runs_have_been(tmp_path):
     short = summarise(write(tmp_path / "short", step(1), step(2), validated(1, 4.0), validated(2, 3.5)))
     long = summarise(write(tmp_path / "long", *map(step, range(1, 5)), validated(2, 3.0), validated(4, 1.0)))
-    assert measured_cost(short, long) == (3.5, 3.0, "validation loss after 256 tokens")
+    assert loss_difference(short, long) == (3.5, 3.0, "validation loss after 256 tokens")
     bare = summarise(write(tmp_path / "bare", step(1, loss=2.0)))
-    assert measured_cost(long, bare) == (4.99, 2.0, "training loss, mean of 1 steps up to 128 tokens")
+    assert loss_difference(long, bare) == (4.99, 2.0, "training loss, mean of 1 steps up to 128 tokens")

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from thinpipe.subspace import Basis, GrassmannTracker, RowwiseAdamW, rebase
-from thinpipe.subspace.coordinates import mark_coordinates
+from thinpipe.optim import RowwiseAdamW
+from thinpipe.subspace import Basis, GrassmannTracker, rebase
 from thinpipe.subspace.grassmann import captured_energy, descent_direction, principal_angles
+from thinpipe.subspace.parameter_tags import mark_coordinates
 
 D, K = 24, 4
 
@@ -101,9 +102,9 @@ def marked(shape, axis):
 
 def test_rebase_maps_coordinates_and_first_moments_like_a_full_width_projection():
     old, new = random_basis(1), random_basis(2, version=1)
-    writer, bias, embedding = marked((K, 7), 0), marked((K,), 0), marked((9, K), 1)
+    residual_writer, bias, embedding = marked((K, 7), 0), marked((K,), 0), marked((9, K), 1)
     reader = nn.Parameter(torch.randn(D, 3, dtype=torch.float64))
-    parameters = [writer, bias, embedding, reader]
+    parameters = [residual_writer, bias, embedding, reader]
     optimizer = RowwiseAdamW(parameters, lr=0.1)
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
@@ -117,7 +118,7 @@ def test_rebase_maps_coordinates_and_first_moments_like_a_full_width_projection(
         ({p: p.detach() for p in parameters}, before),
         ({p: optimizer.state[p]["exp_avg"] for p in parameters}, moments),
     ):
-        for column in (writer, bias):
+        for column in (residual_writer, bias):
             torch.testing.assert_close(new.matrix_DK @ values[column], projector @ (u @ expected_from[column]))
         torch.testing.assert_close(values[embedding] @ new.matrix_DK.T, expected_from[embedding] @ u.T @ projector)
         assert torch.equal(values[reader], expected_from[reader])
@@ -130,13 +131,13 @@ def test_rebase_maps_coordinates_and_first_moments_like_a_full_width_projection(
 
 def test_element_wise_second_moments_restart_from_their_mean():
     old, new = random_basis(1), random_basis(2)
-    writer = marked((K, 7), 0)
-    optimizer = RowwiseAdamW([writer], second_moment="element")
-    writer.grad = torch.randn_like(writer)
+    residual_writer = marked((K, 7), 0)
+    optimizer = RowwiseAdamW([residual_writer], second_moment="element")
+    residual_writer.grad = torch.randn_like(residual_writer)
     optimizer.step()
-    mean = optimizer.state[writer]["exp_avg_sq"].mean(0, keepdim=True)
-    rebase({"writer": writer}, optimizer, old, new)
-    assert torch.equal(optimizer.state[writer]["exp_avg_sq"], mean.expand(K, 7))
+    mean = optimizer.state[residual_writer]["exp_avg_sq"].mean(0, keepdim=True)
+    rebase({"writer": residual_writer}, optimizer, old, new)
+    assert torch.equal(optimizer.state[residual_writer]["exp_avg_sq"], mean.expand(K, 7))
 
 
 def test_update_reports_and_begins_a_new_interval():

@@ -50,13 +50,13 @@ def test_positions_are_added_to_the_base():
 
 
 def test_writers_and_embeddings_carry_the_mark_only_in_a_subspace(subspace):
-    writer, embedding = subspace.writer(16, bias=True), subspace.embedding(50)
-    assert writer.weight.shape == (4, 16)
-    assert (coordinates_of(writer.weight).axis, coordinates_of(writer.bias).axis) == (0, 0)
+    residual_writer, embedding = subspace.residual_writer(16, bias=True), subspace.embedding(50)
+    assert residual_writer.weight.shape == (4, 16)
+    assert (coordinates_of(residual_writer.weight).axis, coordinates_of(residual_writer.bias).axis) == (0, 0)
     assert (coordinates_of(embedding.weight).axis, coordinates_of(embedding.weight).full_width) == (1, 32)
     for space in (DenseSpace(32), FreeSpace(subspace)):
-        assert space.writer(16).weight.shape == (32, 16)
-        assert coordinates_of(space.writer(16).weight) is None
+        assert space.residual_writer(16).weight.shape == (32, 16)
+        assert coordinates_of(space.residual_writer(16).weight) is None
 
 
 @pytest.mark.parametrize("free", [False, True])
@@ -67,8 +67,8 @@ def test_the_observer_sees_the_whole_gradient_at_the_input(subspace, free):
     writers = torch.randn(3, 32, 4, dtype=torch.float64) / 6
 
     def run(stream, write):
-        for reader, writer in zip(readers, writers, strict=True):
-            stream = stream.add(torch.tanh(stream.dense() @ reader) @ write(writer))
+        for reader, residual_writer in zip(readers, writers, strict=True):
+            stream = stream.add(torch.tanh(stream.dense() @ reader) @ write(residual_writer))
         return stream.dense().square().sum()
 
     seen = []

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from thinpipe.swarm.broker import Broker
-from thinpipe.swarm.keys import KeyPair
-from thinpipe.transport.nats.dial import connect
+from thinpipe.swarm.broker.broker import Broker
+from thinpipe.swarm.protocol.keys import KeyPair
+from thinpipe.transport.nats.client import connect
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ import numpy as np
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import numerics
-from thinpipe.swarm.assign import Assignment
-from thinpipe.swarm.ballot import Ballot, VoteError
-from thinpipe.swarm.broker_config import HUB
-from thinpipe.swarm.commit_history import Commit, History, State
-from thinpipe.swarm.commits import Commits
-from thinpipe.swarm.messages import Measure, NextRequest
-from thinpipe.swarm.reports import MachineReport, ProcessorReport
-from thinpipe.swarm.roster import Epoch, Roster
+from thinpipe.plan.partition import Partition
+from thinpipe.swarm.hub.commits.history import Commit, CommitHistory, CommitState
+from thinpipe.swarm.hub.commits.ledger import CommitLedger
+from thinpipe.swarm.hub.membership import Generation, Membership
+from thinpipe.swarm.hub.services.reduction import ReductionError, StepReduction
+from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
+from thinpipe.swarm.protocol.messages import Measure, NextRequest
+from thinpipe.swarm.protocol.names import HUB
 
 NAMES = ("a", "b", "c", "d")
 WANTED, MOST, PATIENCE = 3, 3, 5.0
@@ -43,22 +43,22 @@ def file_of(layer: str, applied: tuple[int, ...]) -> str:
     return f"{layer} {applied}"
 
 
-def state_of(step: int, files: dict[str, str]) -> State:
+def state_of(step: int, files: dict[str, str]) -> CommitState:
     version = step // BASIS_INTERVAL
-    return State(
+    return CommitState(
         step=step, samples_seen=4 * step, basis_version=version, basis_sha256=sha(f"basis {version}"), files=files
     )
 
 
-def undisturbed(step: int) -> State:
+def undisturbed(step: int) -> CommitState:
     return state_of(step, {layer: sha(file_of(layer, tuple(range(1, step + 1)))) for layer in LAYERS})
 
 
-def assign_some(machines, _up, _down):
+def partition_some(machines, _up, _down):
     names = sorted(machine.name for machine in machines)[:MOST]
     cuts = [len(LAYERS) * i // len(names) for i in range(len(names) + 1)]
-    places = tuple((name, range(cuts[i], cuts[i + 1])) for i, name in enumerate(names))
-    return Assignment(places=places, spares=(), too_small=(), loads=(), tokens_per_second=1.0, bottleneck="")
+    stages = tuple((name, range(cuts[i], cuts[i + 1])) for i, name in enumerate(names))
+    return Partition(stages=stages, standbys=(), too_small=(), loads=(), tokens_per_second=1.0, bottleneck="")
 
 
 class HubCrashError(Exception):
@@ -69,7 +69,7 @@ class HubCrashError(Exception):
 class Disk:
     """What outlives the hub."""
 
-    epoch: int = 0
+    generation: int = 0
     log: list[Commit] = field(default_factory=list)
     folders: dict[int, tuple[Commit | None, dict[str, tuple[int, ...]]]] = field(
         default_factory=lambda: {0: (None, dict.fromkeys(LAYERS, ()))}
@@ -77,16 +77,16 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Work:
-    epoch: int
+class PlannedWork:
+    generation: int
     names: tuple[str, ...]
     mine: tuple[str, ...]
-    state: State
+    state: CommitState
     weights: dict[str, tuple[int, ...]]
 
 
 class SimulatedHub:
-    """What `swarm/hub.py` and `train/hosting.py` do with the pure parts."""
+    """What `swarm/hub/server.py` and `swarm/hub/training_host.py` do with the pure parts."""
 
     def __init__(self, world: "World") -> None:
         self.world, self.disk = world, world.disk
@@ -95,89 +95,93 @@ class SimulatedHub:
             commit, _ = self.disk.folders[newest]
             assert commit is not None
             self.log(commit)
-        self.roster = Roster(WANTED, assign_some, patience_seconds=PATIENCE, last_epoch=self.disk.epoch)
-        self.commits = Commits(History(self.disk.log), newest=newest)
-        self.ballot: Ballot | None = None
+        self.membership = Membership(
+            WANTED, partition_some, patience_seconds=PATIENCE, last_generation=self.disk.generation
+        )
+        self.commits = CommitLedger(CommitHistory(self.disk.log), newest=newest)
+        self.reduction: StepReduction | None = None
         self.files: dict[tuple[int, str], tuple[int, ...]] = {}
         self.lost: set[str] = set()
-        """Of those who began the epoch."""
+        """Of those who began the generation."""
         self.crash_between = False
 
     def log(self, commit: Commit) -> None:
         assert commit.step not in [earlier.step for earlier in self.disk.log], "committed twice"
         self.disk.log.append(commit)
 
-    def gone(self, name: str) -> None:
-        over = self.roster.gone(name, "lost")
+    def drop_peer(self, name: str) -> None:
+        over = self.membership.drop_peer(name, "lost")
         self._gone(name)
         self._over(over)
 
     def _gone(self, name: str) -> None:
         self.lost.add(name)
-        self.commits.gone(name)
+        self.commits.drop_peer(name)
 
     def _over(self, why: str | None) -> None:
         if why is not None:
-            self.ballot = None
-            self.world.broadcast(("over", self.roster.last_epoch))
+            self.reduction = None
+            self.world.broadcast(("over", self.membership.last_generation))
 
     def next(self, sender: "Process", request: NextRequest) -> Any:
-        if self.roster.is_past(sender.name, request.life):
+        if self.membership.is_superseded(sender.name, request.incarnation):
             return "refused"
-        life = self.roster.life_of(sender.name)
-        over = self.roster.asked(sender.name, request, self.world.now)
-        if life not in (None, self.roster.life_of(sender.name)):
+        incarnation = self.membership.incarnation_of(sender.name)
+        over = self.membership.on_next_request(sender.name, request, self.world.now)
+        if incarnation not in (None, self.membership.incarnation_of(sender.name)):
             self._gone(sender.name)
         self._over(over)
-        before = self.roster.last_epoch
-        found = self.roster.next_for(sender.name, self.world.now)
-        if self.roster.last_epoch != before:
+        before = self.membership.last_generation
+        found = self.membership.next_for(sender.name, self.world.now)
+        if self.membership.last_generation != before:
             self._begun()
-        return self._work(sender.name, found) if isinstance(found, Epoch) else found
+        return self._work(sender.name, found) if isinstance(found, Generation) else found
 
     def _begun(self) -> None:
-        epoch = self.roster.current
-        assert epoch.number > self.disk.epoch, "epochs only grow"
-        self.disk.epoch = epoch.number
-        self.commits.begin(epoch.number, epoch.names)
+        generation = self.membership.current
+        assert generation.number > self.disk.generation, "generations only grow"
+        self.disk.generation = generation.number
+        self.commits.begin(generation.number, generation.names)
         self.files.clear(), self.lost.clear()
         self.beginning = self.commits.newest
-        self.ballot = Ballot(epoch.number, epoch.names)
-        self.world.lives[epoch.number] = {name: self.roster._peers[name].life for name in epoch.names}
+        self.reduction = StepReduction(generation.number, generation.names)
+        self.world.incarnations[generation.number] = {
+            name: self.membership._peers[name].incarnation for name in generation.names
+        }
 
-    def _work(self, name: str, epoch: Epoch) -> Work:
+    def _work(self, name: str, generation: Generation) -> PlannedWork:
         _, weights = self.disk.folders[self.beginning]
-        mine = dict(epoch.assignment.places)[name]
+        mine = dict(generation.partition.stages)[name]
         state = state_of(self.beginning, {layer: sha(file_of(layer, weights[layer])) for layer in LAYERS})
-        return Work(epoch.number, tuple(epoch.names), tuple(LAYERS[i] for i in mine), state, weights)
+        return PlannedWork(generation.number, tuple(generation.names), tuple(LAYERS[i] for i in mine), state, weights)
 
-    def vote(self, sender: "Process", asked: tuple[int, int, tuple[float, ...]]) -> Any:
-        epoch, number, numbers = asked
-        ballot = self.ballot
-        if ballot is None:
+    def reduce(self, sender: "Process", asked: tuple[int, int, tuple[float, ...]]) -> Any:
+        generation, number, numbers = asked
+        reduction = self.reduction
+        if reduction is None:
             return "refused"
-        counts = sender.name not in self.world.votes.get((ballot.epoch, number), {})
+        counts = sender.name not in self.world.reductions.get((reduction.generation, number), {})
         try:
-            ballot.give(sender.name, epoch, number, "sum", np.array(numbers))
-        except VoteError:
+            reduction.contribute(sender.name, generation, number, "sum", np.array(numbers))
+        except ReductionError:
             return "refused"
         if counts:
-            self.world.is_of(sender, ballot.epoch)
-            self.world.votes.setdefault((ballot.epoch, number), {})[sender.name] = numbers
-        found = ballot.decision(number)
+            self.world.is_of(sender, reduction.generation)
+            self.world.reductions.setdefault((reduction.generation, number), {})[sender.name] = numbers
+        found = reduction.result(number)
         return None if found is None else tuple(found.tolist())
 
-    def saved(self, sender: "Process", asked: tuple[int, State, tuple[str, ...]]) -> str:
-        epoch, state, files = asked
-        latest = self.roster.latest
-        if latest is None or latest.number != epoch or sender.name not in latest.names:
+    def saved(self, sender: "Process", asked: tuple[int, CommitState, tuple[str, ...]]) -> str:
+        generation, state, files = asked
+        latest = self.membership.latest
+        if latest is None or latest.number != generation or sender.name not in latest.names:
             return "refused"
         try:
-            found = self.commits.told(sender.name, epoch, state, files, "", self.world.now)
+            found = self.commits.announce(sender.name, generation, state, files, "", self.world.now)
         except UserError:
             return "refused"
         if found in ("begin", "send"):
-            self.world.is_of(sender, self.commits.epoch)
+            self.world.is_of(sender, self.commits.generation)
             if found == "begin":
                 self.world.told.clear(), self.world.promised.clear()
                 self.files.clear()
@@ -194,41 +198,41 @@ class SimulatedHub:
         if sha(file_of(file, content)) != self.world.told[sender.name].files[file]:
             return "damaged"
         self.files[step, file] = content
-        self.commits.came(sender.name, step, file)
+        self.commits.on_file_received(sender.name, step, file)
         self._commit_if_whole()
         return "whole"
 
     def _commit_if_whole(self) -> None:
-        commit = self.commits.whole
+        commit = self.commits.complete
         if commit is None:
             return
         self.world.check_commit(commit, self.files)
         self.disk.folders[commit.step] = commit, {layer: self.files[commit.step, layer] for layer in LAYERS}
         if self.crash_between:
             raise HubCrashError
-        if not self.commits.is_known(commit):
+        if not self.commits.is_recorded(commit):
             self.log(commit)
-        self.commits.committed(commit)
-        self._over(self.roster.committed(commit.step))
+        self.commits.mark_committed(commit)
+        self._over(self.membership.on_commit(commit.step))
 
 
 @dataclass
 class Saving:
-    epoch: int
-    state: State
+    generation: int
+    state: CommitState
     to_send: list[str]
     told: bool = False
 
 
 class Process:
-    """One life of a peer: asks what to do, votes, applies what was decided; beside that, sends what it has saved."""
+    """One life of a peer: asks what to do, reduces, applies what came out; beside that, sends what it has saved."""
 
-    def __init__(self, world: "World", name: str, life: str) -> None:
-        self.world, self.name, self.life = world, name, life
+    def __init__(self, world: "World", name: str, incarnation: str) -> None:
+        self.world, self.name, self.incarnation = world, name, incarnation
         self.report: MachineReport | None = None
-        self.together: tuple[float, float] | None = None
-        self.work: Work | None = None
-        self.epoch, self.round, self.step = 0, 1, 0
+        self.concurrent: tuple[float, float] | None = None
+        self.work: PlannedWork | None = None
+        self.generation, self.round, self.step = 0, 1, 0
         self.weights: dict[str, tuple[int, ...]] = {}
         self.gathering = self.over = self.ended = False
         self.faulty = self.lies = False
@@ -244,19 +248,19 @@ class Process:
                 self.work = None
         elif self.work is None:
             request = NextRequest(
-                life=self.life,
+                incarnation=self.incarnation,
                 numerics=numerics(),
                 report=self.report,
-                took_part_in=self.epoch,
-                together_bps=self.together,
+                left_generation=self.generation,
+                concurrent_bps=self.concurrent,
             )
             self.world.send(self, "next", request)
         elif self.gathering:
             self._gather()
         else:
-            self.world.send(self, "vote", (self.epoch, self.round, (float(self.faulty), float(self.step))))
+            self.world.send(self, "reduce", (self.generation, self.round, (float(self.faulty), float(self.step))))
 
-    def act_keeper(self) -> None:
+    def act_uploader(self) -> None:
         if self.saving is None:
             self.saving, self.waiting = self.waiting, None
         saving = self.saving
@@ -266,7 +270,7 @@ class Process:
             files = saving.state.files
             wrong = state_of(saving.state.step, files | {LAYERS[0]: sha(f"lie of {self.name}")})
             told = wrong if self.lies else saving.state
-            self.world.send(self, "saved", (saving.epoch, told, tuple(saving.to_send)))
+            self.world.send(self, "saved", (saving.generation, told, tuple(saving.to_send)))
             self.lies = False
         elif saving.to_send:
             file = saving.to_send[0]
@@ -280,7 +284,7 @@ class Process:
 
     def hear(self, kind: str, number: int, answer: Any) -> None:
         if kind == "over":
-            self.over = self.over or (self.work is not None and answer == self.epoch)
+            self.over = self.over or (self.work is not None and answer == self.generation)
             return
         if self.awaited.get(kind) != number:
             return
@@ -288,58 +292,58 @@ class Process:
         getattr(self, f"_hear_{kind}")(answer)
 
     def _hear_next(self, answer: Any) -> None:
-        self.together = None
+        self.concurrent = None
         if answer == "refused":
             self.ended = True
-        elif isinstance(answer, Measure) and answer.together:
-            self.together = (1.0, 2.0)
+        elif isinstance(answer, Measure) and answer.concurrent:
+            self.concurrent = (1.0, 2.0)
         elif isinstance(answer, Measure):
             self.report = REPORT
-        elif isinstance(answer, Work):
+        elif isinstance(answer, PlannedWork):
             self._begin(answer)
 
-    def _begin(self, work: Work) -> None:
-        assert work.epoch > self.epoch
-        started = self.world.started.setdefault(work.epoch, work.state)
+    def _begin(self, work: PlannedWork) -> None:
+        assert work.generation > self.generation
+        started = self.world.started.setdefault(work.generation, work.state)
         assert started == work.state == undisturbed(work.state.step), "all begin from the same, with one basis"
         folder = self.world.folders[self.name]
         for step in [step for step in folder if step > work.state.step]:
             del folder[step]
-        self.work, self.epoch, self.round, self.step = work, work.epoch, 1, work.state.step
+        self.work, self.generation, self.round, self.step = work, work.generation, 1, work.state.step
         self.weights = {layer: work.weights[layer] for layer in work.mine}
         self.gathering = self.over = False
 
-    def _hear_vote(self, answer: Any) -> None:
+    def _hear_reduce(self, answer: Any) -> None:
         if self.work is None or self.over or answer is None:
             return
         if answer == "refused":
             self.over = True
             return
         if answer[0] == 0:
-            self.world.check_vote(self)
+            self.world.check_reduction(self)
             self.step += 1
             self.weights = {layer: (*applied, self.step) for layer, applied in self.weights.items()}
             self.gathering = self.step % INTERVAL == 0
             if self.gathering:
                 self.world.folders[self.name][self.step] = dict(self.weights)
                 hashes = {layer: sha(file_of(layer, applied)) for layer, applied in self.weights.items()}
-                self.world.board.setdefault((self.epoch, self.step), {})[self.name] = hashes
+                self.world.board.setdefault((self.generation, self.step), {})[self.name] = hashes
         self.faulty = False
         self.round += 1
 
     def _gather(self) -> None:
-        """All hear the hashes of all; in a real epoch, from each other."""
-        board = self.world.board[self.epoch, self.step]
+        """All hear the hashes of all; in a real generation, from each other."""
+        board = self.world.board[self.generation, self.step]
         if set(board) == set(self.work.names):
             files = {layer: hashes[layer] for hashes in board.values() for layer in hashes}
             files = {layer: files[layer] for layer in LAYERS}
-            self.waiting = Saving(self.epoch, state_of(self.step, files), list(self.weights))
+            self.waiting = Saving(self.generation, state_of(self.step, files), list(self.weights))
             self.gathering = False
 
     def _hear_saved(self, answer: str) -> None:
-        if answer == "refused" or (answer == "later" and self.waiting is not None):
+        if answer == "refused" or (answer == "retry" and self.waiting is not None):
             self.saving = None
-        elif answer in ("begin", "send", "there") and self.saving is not None:
+        elif answer in ("begin", "send", "committed") and self.saving is not None:
             self.saving.told = True
 
     def _hear_keep(self, answer: str) -> None:
@@ -362,19 +366,19 @@ class World:
         self.processes: list[Process] = []
         self.in_flight: list[tuple[Process, str, int, bool, Any]] = []
         """Process, kind, number of the request, whether it goes to the hub, contents."""
-        self._numbers, self._lives = count(1), count(1)
-        self.votes: dict[tuple[int, int], dict[str, tuple[float, ...]]] = {}
-        self.lives: dict[int, dict[str, str]] = {}
-        self.started: dict[int, State] = {}
+        self._numbers, self._incarnation_counts = count(1), count(1)
+        self.reductions: dict[tuple[int, int], dict[str, tuple[float, ...]]] = {}
+        self.incarnations: dict[int, dict[str, str]] = {}
+        self.started: dict[int, CommitState] = {}
         self.board: dict[tuple[int, int], dict[str, dict[str, str]]] = {}
-        self.told: dict[str, State] = {}
+        self.told: dict[str, CommitState] = {}
         self.promised: dict[str, tuple[str, ...]] = {}
         self.hub = SimulatedHub(self)
 
     # What happens
 
     def start(self, name: str) -> None:
-        self.processes.append(Process(self, name, f"{name}{next(self._lives)}"))
+        self.processes.append(Process(self, name, f"{name}{next(self._incarnation_counts)}"))
 
     def restart_hub(self, *, rotten: bool = False) -> None:
         """`rotten`: its newest checkpoint cannot be read any more."""
@@ -410,50 +414,55 @@ class World:
     def calm(self) -> None:
         """A second in which everybody acts and everything arrives."""
         self.now += 1.0
-        for name in self.hub.roster.present:
+        for name in self.hub.membership.present:
             if not any(process.name == name for process in self.processes):
-                self.hub.gone(name)
+                self.hub.drop_peer(name)
         for process in list(self.processes):
             process.act()
-            process.act_keeper()
+            process.act_uploader()
         while self.in_flight:
             self.deliver(0)
 
     def in_words(self) -> str:
-        roster = self.hub.roster
+        membership = self.hub.membership
         processes = [
-            f"{p.life} epoch {p.epoch} round {p.round} step {p.step}, over {p.over}, gathers {p.gathering}, {p.saving}"
+            f"{p.incarnation} generation {p.generation} round {p.round} step {p.step}, over {p.over}, gathers "
+            f"{p.gathering}, {p.saving}"
             for p in self.processes
         ]
-        commits = f"newest {self.hub.commits.newest}, arriving {self.hub.commits.arriving}"
-        return "\n".join([f"{roster.current}, {roster._peers}, {commits}, now {self.now}", *processes])
+        commits = f"newest {self.hub.commits.newest}, arriving {self.hub.commits.pending_step}"
+        return "\n".join([f"{membership.current}, {membership._peers}, {commits}, now {self.now}", *processes])
 
     # What must hold
 
-    def is_of(self, process: Process, epoch: int) -> None:
-        lives = self.lives[epoch]
-        assert lives.get(process.name) == process.life, "one that is not of the epoch has influence on it"
-        assert process.epoch == epoch
+    def is_of(self, process: Process, generation: int) -> None:
+        incarnations = self.incarnations[generation]
+        assert incarnations.get(process.name) == process.incarnation, (
+            "one that is not of the generation has influence on it"
+        )
+        assert process.generation == generation
 
-    def check_vote(self, process: Process) -> None:
+    def check_reduction(self, process: Process) -> None:
         """Just before it changes its weights."""
-        votes = self.votes.get((process.epoch, process.round), {})
-        assert set(votes) == set(process.work.names), "weights change without a vote of all"
-        assert set(votes.values()) == {(0.0, float(process.step))}, "weights change although somebody was against it"
+        reductions = self.reductions.get((process.generation, process.round), {})
+        assert set(reductions) == set(process.work.names), "weights change without the numbers of all"
+        assert set(reductions.values()) == {(0.0, float(process.step))}, (
+            "weights change although somebody was against it"
+        )
 
-    def check_arriving(self) -> None:
+    def check_pending(self) -> None:
         """Nobody sends parts of what can never be whole."""
         hub = self.hub
-        if hub.commits.arriving is None or set(self.promised) != set(self.lives[hub.commits.epoch]):
+        if hub.commits.pending_step is None or set(self.promised) != set(self.incarnations[hub.commits.generation]):
             return  # somebody has still to tell what it has
-        here = {file for step, file in hub.files if step == hub.commits.arriving}
+        here = {file for step, file in hub.files if step == hub.commits.pending_step}
         coming = {file for name, files in self.promised.items() if name not in hub.lost for file in files}
         assert here | coming == set(LAYERS), "all send what can never be whole"
 
     def check_commit(self, commit: Commit, files: dict[tuple[int, str], tuple[int, ...]]) -> None:
         assert commit.state == undisturbed(commit.step), "what is committed is not what an undisturbed run has"
-        assert commit.epoch == self.disk.epoch
-        assert set(self.told) == set(self.lives[commit.epoch]), "not all have told it"
+        assert commit.generation == self.disk.generation
+        assert set(self.told) == set(self.incarnations[commit.generation]), "not all have told it"
         assert all(state == commit.state for state in self.told.values()), "they did not tell the same"
         for layer, expected in commit.files.items():
             *peers, hub = commit.holders[layer]

@@ -13,12 +13,13 @@ import psutil
 import pytest
 
 from tests.swarm.brokers import dialled, running_broker
+from thinpipe.core import folder_lock as lock
 from thinpipe.core.errors import UserError
-from thinpipe.swarm import broker as broker_module
-from thinpipe.swarm import lock, server
-from thinpipe.swarm.broker import Broker, BrokerError
-from thinpipe.swarm.keys import KeyPair
-from thinpipe.transport.nats import dial
+from thinpipe.swarm.broker import broker as broker_module
+from thinpipe.swarm.broker import server
+from thinpipe.swarm.broker.broker import Broker, BrokerError
+from thinpipe.swarm.protocol.keys import KeyPair
+from thinpipe.transport.nats import client as client_module
 
 
 def wait_until(condition, seconds=300.0):
@@ -66,14 +67,14 @@ def test_an_invite_is_for_one(tmp_path):
     invited, newcomer = KeyPair.new(), KeyPair.new()
 
     async def join(running):
-        async with dialled(running, "i7", invited.seed) as (guest, faults):
+        async with dialled(running, "i7", invited.seed) as (invited_client, faults):
             async with dialled(running, "hub", running.broker.hub_seed) as (hub, _):
-                assert await deliver(guest, hub, "join.i7") == b"hello"
-            await guest.publish("join.i8", b"as another")
+                assert await deliver(invited_client, hub, "join.i7") == b"hello"
+            await invited_client.publish("join.i8", b"as another")
             assert "permissions violation" in str(await faults.wait()).lower()
             await asyncio.to_thread(running.broker.admit, "i7", "p7", newcomer.public_key)
             async with asyncio.timeout(300):
-                while guest.is_connected:
+                while invited_client.is_connected:
                     await asyncio.sleep(0.01)
         with pytest.raises(UserError, match="Ask for a new invite"):
             async with dialled(running, "i7", invited.seed):
@@ -109,7 +110,7 @@ def test_a_killed_server_is_noticed(tmp_path):
 
 
 def test_a_frozen_server_holds_nobody_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(dial, "_STEP_SECONDS", 0.5)
+    monkeypatch.setattr(client_module, "_STEP_SECONDS", 0.5)
     with running_broker(tmp_path) as running:
         os.kill(running.broker.server_pid, signal.SIGSTOP)
         with pytest.raises(BrokerError, match="no answer in time"):
@@ -129,12 +130,12 @@ def test_a_restart_keeps_everything(tmp_path):
     async def remember(running):
         async with dialled(running, "hub", running.broker.hub_seed) as (hub, _):
             bucket = await hub.jetstream().create_key_value(bucket="state")
-            await bucket.put("epoch", b"3")
+            await bucket.put("generation", b"3")
 
     async def recall(broker, seeds):
         async with dialled(broker, "hub", broker.hub_seed) as (hub, _):
             bucket = await hub.jetstream().key_value("state")
-            assert (await bucket.get("epoch")).value == b"3"
+            assert (await bucket.get("generation")).value == b"3"
         async with dialled(broker, "p0", seeds["p0"]) as (peer, _):
             assert await deliver(peer, peer, "m.p0.p0.d") == b"hello"
 
@@ -156,7 +157,7 @@ def test_only_its_owner_reads_what_is_secret(tmp_path):
         assert folder.stat().st_mode & 0o077 == 0
         seed = re.compile(rb"SU[A-Z2-7]{56}")  # public keys have 56 letters, two of which may be SU
         secret = [file for file in folder.iterdir() if file.is_file() and seed.search(file.read_bytes())]
-        assert [file.name for file in secret] == ["members.toml"]
+        assert [file.name for file in secret] == ["broker.toml"]
         assert all(file.stat().st_mode & 0o077 == 0 for file in (*secret, folder / "hub.key"))
 
 
@@ -170,23 +171,23 @@ def test_the_server_ends_with_the_context(tmp_path):
 STARTER = """
 import sys, time
 from pathlib import Path
-from thinpipe.swarm.broker import Broker
+from thinpipe.swarm.broker.broker import Broker
 with Broker(Path(sys.argv[1])) as broker:
-    print(broker.server_pid, broker._server._keeper.pid, flush=True)
+    print(broker.server_pid, broker._server._supervisor.pid, flush=True)
     time.sleep(900)
 """
 
 
-@pytest.mark.parametrize("victims", ["starter", "keeper", "both"])
+@pytest.mark.parametrize("victims", ["starter", "supervisor", "both"])
 def test_the_server_ends_with_whoever_is_killed(tmp_path, victims):
     starter = subprocess.Popen([sys.executable, "-c", STARTER, tmp_path / "b"], stdout=subprocess.PIPE, text=True)
     try:
-        pid, keeper = map(int, starter.stdout.readline().split())
+        pid, supervisor = map(int, starter.stdout.readline().split())
         if victims != "starter":
             if sys.platform != "linux":
                 pytest.skip("only Linux ends a child with its parent")
-            os.kill(keeper, signal.SIGKILL)
-        if victims != "keeper":
+            os.kill(supervisor, signal.SIGKILL)
+        if victims != "supervisor":
             starter.kill()
         wait_until(lambda: gone(pid))
     finally:

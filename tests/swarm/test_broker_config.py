@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinpipe.core.errors import UserError
-from thinpipe.swarm.broker_config import BrokerConfig, Limits, render
-from thinpipe.swarm.certificate import certificate_in
-from thinpipe.swarm.keys import KeyPair
-from thinpipe.swarm.server import find_server
+from thinpipe.swarm.broker.certificate import load_or_create_certificate
+from thinpipe.swarm.broker.config import BrokerConfig, Limits, render
+from thinpipe.swarm.broker.server import find_server
+from thinpipe.swarm.protocol.keys import KeyPair
 
 HUB, ADMIN, *KEYS = (KeyPair.new().public_key for _ in range(8))
 
@@ -110,7 +110,7 @@ def test_limits_make_sense(changes):
 def test_the_server_understands_it(tmp_path, folder):
     folder = tmp_path / folder
     folder.mkdir()
-    certificate = certificate_in(folder)
+    certificate = load_or_create_certificate(folder)
     text = render(
         config(
             certificate=certificate.path,

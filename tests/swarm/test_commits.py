@@ -6,37 +6,37 @@ import msgspec
 import pytest
 
 from thinpipe.core.errors import UserError
-from thinpipe.swarm.commit_history import Commit, History, State
-from thinpipe.swarm.commit_log import CommitLog
-from thinpipe.swarm.commits import QUIET_SECONDS, Commits
+from thinpipe.swarm.hub.commits.history import Commit, CommitHistory, CommitState
+from thinpipe.swarm.hub.commits.ledger import PENDING_IDLE_SECONDS, CommitLedger
+from thinpipe.swarm.hub.commits.log import CommitLog
 
 PARTS = {"a": ["first"], "b": ["last"]}
 
 
 def state(step, **changes):
     files = {"first": f"f{step}", "last": f"l{step}"}
-    made = State(step=step, samples_seen=4 * step, basis_version=1, basis_sha256="u", files=files)
+    made = CommitState(step=step, samples_seen=4 * step, basis_version=1, basis_sha256="u", files=files)
     return msgspec.structs.replace(made, **changes)
 
 
-def ledger(records=(), newest=0, epoch=1):
-    commits = Commits(History(records), newest=newest)
-    commits.begin(epoch, ("a", "b"))
+def ledger(records=(), newest=0, generation=1):
+    commits = CommitLedger(CommitHistory(records), newest=newest)
+    commits.begin(generation, ("a", "b"))
     return commits
 
 
-def tell(commits, peer, epoch, what, seal, now):
-    return commits.told(peer, epoch, what, PARTS.get(peer, []), seal, now)
+def tell(commits, peer, generation, what, manifest_sha256, now):
+    return commits.announce(peer, generation, what, PARTS.get(peer, []), manifest_sha256, now)
 
 
-def commit(commits, step, epoch=1, **changes):
+def commit(commits, step, generation=1, **changes):
     for name in ("a", "b"):
-        tell(commits, name, epoch, state(step, **changes), "", 0.0)
+        tell(commits, name, generation, state(step, **changes), "", 0.0)
     for name, file in (("a", "first"), ("b", "last")):
         assert commits.expects(name, step, file, 0.0)
-        commits.came(name, step, file)
-    found = commits.whole
-    commits.committed(found)
+        commits.on_file_received(name, step, file)
+    found = commits.complete
+    commits.mark_committed(found)
     return found
 
 
@@ -47,19 +47,19 @@ def read(path):
 def test_all_must_tell_and_all_files_must_come():
     commits = ledger()
     assert tell(commits, "a", 1, state(4), "", 0.0) == "begin"
-    commits.came("a", 4, "first")
-    commits.came("a", 4, "last")
-    assert commits.whole is None, "b has not told that it has its part"
+    commits.on_file_received("a", 4, "first")
+    commits.on_file_received("a", 4, "last")
+    assert commits.complete is None, "b has not told that it has its part"
     assert tell(commits, "b", 1, state(4), "", 0.0) == "send"
-    assert commits.whole.holders == {"first": ["a", "hub"], "last": ["a", "hub"]}
-    assert commits.whole.state == state(4)
+    assert commits.complete.holders == {"first": ["a", "hub"], "last": ["a", "hub"]}
+    assert commits.complete.state == state(4)
 
 
 def test_what_is_there_is_not_asked_for_again_and_does_not_change():
     commits = ledger()
     commit(commits, 4)
-    assert tell(commits, "a", 1, state(4), "", 0.0) == "there"
-    assert (commits.whole, commits.arriving) == (None, None)
+    assert tell(commits, "a", 1, state(4), "", 0.0) == "committed"
+    assert (commits.complete, commits.pending_step) == (None, None)
     with pytest.raises(UserError, match="step 4 is committed with other contents"):
         tell(commits, "a", 1, state(4, samples_seen=0), "", 0.0)
     with pytest.raises(UserError, match="there is a newer checkpoint, of step 4"):
@@ -69,8 +69,8 @@ def test_what_is_there_is_not_asked_for_again_and_does_not_change():
 def test_who_is_gone_before_it_told_keeps_nobody_busy():
     commits = ledger()
     assert tell(commits, "a", 1, state(4), "", 0.0) == "begin"
-    commits.gone("b")
-    assert commits.arriving is None
+    commits.drop_peer("b")
+    assert commits.pending_step is None
     with pytest.raises(UserError, match="b is gone, and its part with it"):
         tell(commits, "a", 1, state(4), "", 0.0)
     commits.begin(2, ("a", "c"))
@@ -81,8 +81,8 @@ def test_who_is_gone_before_its_files_came_keeps_nobody_busy():
     commits = ledger()
     for name in ("a", "b"):
         tell(commits, name, 1, state(4), "", 0.0)
-    commits.gone("b")
-    assert commits.arriving is None
+    commits.drop_peer("b")
+    assert commits.pending_step is None
     assert not commits.expects("a", 4, "first", 0.0), "it can never be whole"
 
 
@@ -90,94 +90,94 @@ def test_who_is_gone_after_its_files_came_is_not_needed_any_more():
     commits = ledger()
     for name in ("a", "b"):
         tell(commits, name, 1, state(4), "", 0.0)
-    commits.came("b", 4, "last")
-    commits.gone("b")
+    commits.on_file_received("b", 4, "last")
+    commits.drop_peer("b")
     assert tell(commits, "a", 1, state(4), "", 0.0) == "send"
-    commits.came("a", 4, "first")
-    assert commits.whole.state == state(4)
+    commits.on_file_received("a", 4, "first")
+    assert commits.complete.state == state(4)
 
 
 def test_files_of_one_that_is_gone_may_come_from_another_that_has_them():
     for files in (["first", "last"], ["first"]):
         commits = ledger()
         tell(commits, "b", 1, state(4), "", 0.0)
-        commits.gone("b")
-        assert commits.arriving == 4, "a has not told what it has"
+        commits.drop_peer("b")
+        assert commits.pending_step == 4, "a has not told what it has"
         if "last" in files:
-            assert commits.told("a", 1, state(4), files, "", 0.0) == "send"
+            assert commits.announce("a", 1, state(4), files, "", 0.0) == "send"
         else:
             with pytest.raises(UserError, match="nobody who is there has last of step 4"):
-                commits.told("a", 1, state(4), files, "", 0.0)
-            assert commits.arriving is None
+                commits.announce("a", 1, state(4), files, "", 0.0)
+            assert commits.pending_step is None
 
 
-@pytest.mark.parametrize(("peer", "epoch"), [("c", 2), ("a", 1), ("a", 3)])
-def test_who_is_not_of_the_epoch_is_not_heard(peer, epoch):
-    commits = ledger(epoch=2)
-    with pytest.raises(UserError, match="not of this epoch"):
-        tell(commits, peer, epoch, state(4), "", 0.0)
+@pytest.mark.parametrize(("peer", "generation"), [("c", 2), ("a", 1), ("a", 3)])
+def test_who_is_not_of_the_generation_is_not_heard(peer, generation):
+    commits = ledger(generation=2)
+    with pytest.raises(UserError, match="not of this generation"):
+        tell(commits, peer, generation, state(4), "", 0.0)
     tell(commits, "a", 2, state(4), "", 0.0)
     assert not commits.expects("c", 4, "first", 0.0)
-    commits.came("c", 4, "first")
+    commits.on_file_received("c", 4, "first")
     tell(commits, "b", 2, state(4), "", 0.0)
-    commits.came("b", 4, "last")
-    assert commits.whole is None
+    commits.on_file_received("b", 4, "last")
+    assert commits.complete is None
 
 
-@pytest.mark.parametrize("seal", ["", "another"])
-def test_two_that_differ_make_no_commit(seal):
+@pytest.mark.parametrize("manifest_sha256", ["", "another"])
+def test_two_that_differ_make_no_commit(manifest_sha256):
     commits = ledger()
     tell(commits, "a", 1, state(4), "", 0.0)
     with pytest.raises(UserError, match="another peer has told another checkpoint of step 4"):
-        tell(commits, "b", 1, state(4, samples_seen=16 if seal else 1), seal, 0.0)
+        tell(commits, "b", 1, state(4, samples_seen=16 if manifest_sha256 else 1), manifest_sha256, 0.0)
     for file in ("first", "last"):
-        commits.came("a", 4, file)
-    assert commits.whole is None
+        commits.on_file_received("a", 4, file)
+    assert commits.complete is None
 
 
-def test_a_new_epoch_gives_up_what_was_on_its_way_and_epochs_only_grow():
-    commits = ledger(epoch=2)
+def test_a_new_generation_gives_up_what_was_on_its_way_and_generations_only_grow():
+    commits = ledger(generation=2)
     tell(commits, "a", 2, state(4), "", 0.0)
-    with pytest.raises(ValueError, match="epoch 2 cannot follow epoch 2"):
+    with pytest.raises(ValueError, match="generation 2 cannot follow generation 2"):
         commits.begin(2, ("a", "b"))
     commits.begin(3, ("a", "b"))
-    assert commits.arriving is None
+    assert commits.pending_step is None
     assert tell(commits, "a", 3, state(4, samples_seen=1), "", 0.0) == "begin", "it was not committed"
 
 
 def test_a_slow_line_is_waited_for_while_something_comes():
     commits = ledger()
     tell(commits, "a", 1, state(4), "", 0.0)
-    assert tell(commits, "a", 1, state(8), "", QUIET_SECONDS - 1) == "later"
-    assert commits.expects("a", 4, "first", QUIET_SECONDS - 1)
-    assert tell(commits, "a", 1, state(8), "", QUIET_SECONDS + 1) == "later"
-    assert tell(commits, "a", 1, state(8), "", 2 * QUIET_SECONDS) == "begin"
+    assert tell(commits, "a", 1, state(8), "", PENDING_IDLE_SECONDS - 1) == "retry"
+    assert commits.expects("a", 4, "first", PENDING_IDLE_SECONDS - 1)
+    assert tell(commits, "a", 1, state(8), "", PENDING_IDLE_SECONDS + 1) == "retry"
+    assert tell(commits, "a", 1, state(8), "", 2 * PENDING_IDLE_SECONDS) == "begin"
     assert tell(commits, "b", 1, state(12), "", 0.0) == "begin", "b will never send step 8"
 
 
 def test_what_the_hub_has_lost_is_taken_again_and_is_the_same_commit():
     first = commit(ledger(), 4)
-    commits = ledger([first], newest=2, epoch=2)
-    again = commit(commits, 4, epoch=2)
-    assert commits.is_known(again)
-    assert (again.epoch, again.replaces, commits.newest) == (2, "", 4)
-    assert commits.peers_with(["first"]) == {"first": ["a"]}
+    commits = ledger([first], newest=2, generation=2)
+    again = commit(commits, 4, generation=2)
+    assert commits.is_recorded(again)
+    assert (again.generation, again.replaces, commits.newest) == (2, "", 4)
+    assert commits.holders_of(["first"]) == {"first": ["a"]}
 
 
 def test_what_the_hub_has_lost_and_is_computed_otherwise_takes_its_place_and_says_so():
     first = commit(ledger(), 4)
-    commits = ledger([first], newest=4, epoch=2)
+    commits = ledger([first], newest=4, generation=2)
     with pytest.raises(UserError, match="step 4 is committed with other contents"):
         tell(commits, "a", 2, state(4, basis_version=2), "", 0.0)
-    commits.fall_back(2)
-    again = commit(commits, 4, epoch=2, basis_version=2)
+    commits.roll_back(2)
+    again = commit(commits, 4, generation=2, basis_version=2)
     assert again.replaces == first.sha256 != again.sha256
     with pytest.raises(UserError, match="step 4 is committed with other contents"):
         tell(commits, "a", 2, first.state, "", 0.0)
 
 
 def test_of_old_commits_only_a_hash_is_kept():
-    history = History((Commit.of(state(step), 1, {}) for step in range(1, 100)), most=3)
+    history = CommitHistory((Commit.of(state(step), 1, {}) for step in range(1, 100)), max_records=3)
     assert [step for step in range(101) if history.record(step)] == [97, 98, 99]
     assert history.last == history.record(99)
     assert history.sha256(5) == state(5).sha256
@@ -245,6 +245,6 @@ def test_a_long_log_is_read_in_time_that_grows_with_its_length(tmp_path):
         path = tmp_path / f"{count}.jsonl"
         path.write_bytes(b"".join(lines[:count]))
         began = time.process_time()
-        assert CommitLog(path, most=3).history.last.step == count
+        assert CommitLog(path, max_records=3).history.last.step == count
         seconds.append(time.process_time() - began)
     assert seconds[1] < 40 * seconds[0], seconds

@@ -7,44 +7,44 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinpipe.swarm.file_requests import (
-    FILE_REQUESTS,
-    KEEP_REQUESTS,
-    MOST_NBYTES,
-    Begin,
-    Chunk,
-    FileAnswer,
-    KeepAnswer,
-    Read,
-    Stat,
+from thinpipe.swarm.hub.services.files import FileReadService, FileWriteService
+from thinpipe.swarm.protocol.file_messages import (
+    MAX_CHUNK_NBYTES,
+    READ_REQUEST_DECODER,
+    WRITE_REQUEST_DECODER,
+    BeginWrite,
+    ReadChunk,
+    ReadReply,
+    StatFile,
+    WriteChunk,
+    WriteReply,
     decode,
-    is_plain,
+    is_safe_path,
 )
-from thinpipe.swarm.file_service import FileService, KeepService
 
 GOOD = [
-    Stat(name="a/b"),
-    Read(name="a", offset=0, nbytes=1),
-    Begin(name="a", nbytes=7),
-    Chunk(name="a", offset=3, data=b"xyz"),
+    StatFile(name="a/b"),
+    ReadChunk(name="a", offset=0, nbytes=1),
+    BeginWrite(name="a", nbytes=7),
+    WriteChunk(name="a", offset=3, data=b"xyz"),
 ]
 
 
 def check(data):
-    for decoder in (FILE_REQUESTS, KEEP_REQUESTS):
+    for decoder in (READ_REQUEST_DECODER, WRITE_REQUEST_DECODER):
         found = decode(decoder, data)
         if found is None:
             continue
         assert 1 <= len(found.name) <= 512
         assert getattr(found, "offset", 0) >= 0
-        if isinstance(found, Read):
-            assert 1 <= found.nbytes <= MOST_NBYTES
-        if isinstance(found, Chunk):
-            assert len(found.data) <= MOST_NBYTES
-    for service in (FileService(lambda _: None), KeepService(lambda *_: None, lambda *_: None)):
+        if isinstance(found, ReadChunk):
+            assert 1 <= found.nbytes <= MAX_CHUNK_NBYTES
+        if isinstance(found, WriteChunk):
+            assert len(found.data) <= MAX_CHUNK_NBYTES
+    for service in (FileReadService(lambda _: None), FileWriteService(lambda *_: None, lambda *_: None)):
         answer = asyncio.run(service("p0", data))
         if answer is not None:
-            kind = FileAnswer if isinstance(service, FileService) else KeepAnswer
+            kind = ReadReply if isinstance(service, FileReadService) else WriteReply
             assert msgspec.msgpack.decode(answer, type=kind).reason
 
 
@@ -81,19 +81,19 @@ def test_damaged_requests(request, place, damage):
         b"\x82\xa4type\xa1\xff",
         b"\xdf\xff\xff\xff\xff",
         b"\xc6\xff\xff\xff\xff",
-        msgspec.msgpack.encode(Chunk(name="a", offset=0, data=bytes(MOST_NBYTES + 1))),
+        msgspec.msgpack.encode(WriteChunk(name="a", offset=0, data=bytes(MAX_CHUNK_NBYTES + 1))),
         bytes(8 << 20),
     ],
     ids=["nothing", "deep", "deep in a field", "no utf-8", "huge map", "huge bytes", "long piece", "long"],
 )
 def test_what_is_no_request(data):
-    assert decode(FILE_REQUESTS, data) is None
-    assert decode(KEEP_REQUESTS, data) is None
+    assert decode(READ_REQUEST_DECODER, data) is None
+    assert decode(WRITE_REQUEST_DECODER, data) is None
 
 
 @pytest.mark.parametrize("request_", GOOD, ids=lambda request: type(request).__name__)
 def test_good_requests_arrive_as_they_were(request_):
-    decoder = FILE_REQUESTS if isinstance(request_, Stat | Read) else KEEP_REQUESTS
+    decoder = READ_REQUEST_DECODER if isinstance(request_, StatFile | ReadChunk) else WRITE_REQUEST_DECODER
     assert decode(decoder, msgspec.msgpack.encode(request_)) == request_
 
 
@@ -101,7 +101,7 @@ def test_good_requests_arrive_as_they_were(request_):
     "name", ["tokenizer/tokenizer.json", "step-00000200/blocks.3.safetensors", "a", "...x", "Größe"]
 )
 def test_plain_names(name):
-    assert is_plain(name)
+    assert is_safe_path(name)
 
 
 @pytest.mark.parametrize(
@@ -109,4 +109,4 @@ def test_plain_names(name):
     ["", ".", "..", "../a", "a/../b", "a/..", "/etc/passwd", "a//b", "a/", "a\\b", "c:a", "a\0b", "a\nb", " a", "..."],
 )
 def test_names_that_lead_elsewhere(name):
-    assert not is_plain(name)
+    assert not is_safe_path(name)

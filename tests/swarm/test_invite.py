@@ -3,8 +3,8 @@
 import pytest
 
 from thinpipe.core.errors import UserError
-from thinpipe.swarm.invite import Invite
-from thinpipe.swarm.keys import KeyPair
+from thinpipe.swarm.protocol.invite import Invite
+from thinpipe.swarm.protocol.keys import KeyPair
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_the_seed_is_not_shown_by_accident(invite):
 
 def test_every_lost_or_changed_character_is_noticed(invite):
     line = invite.line()
-    for place in range(len("thinpipe1:"), len(line)):
+    for place in range(len("thinpipe2:"), len(line)):
         other = "A" if line[place] != "A" else "B"
         for damaged in (line[:place], line[:place] + other + line[place + 1 :], line[:place] + line[place + 1 :]):
             with pytest.raises(UserError, match="damaged"):
@@ -37,3 +37,10 @@ def test_every_lost_or_changed_character_is_noticed(invite):
 def test_what_is_no_invite_says_where_to_find_one(line):
     with pytest.raises(UserError, match="thinpipe hub"):
         Invite.read(line)
+
+
+def test_an_invite_of_another_version_says_so(invite):
+    old = invite.line().replace("thinpipe2:", "thinpipe1:")
+    assert Invite.is_invite(old)
+    with pytest.raises(UserError, match=r"'thinpipe1:' and ours with 'thinpipe2:': .* another version of thinpipe"):
+        Invite.read(old)

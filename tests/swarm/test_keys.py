@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinpipe.core.errors import UserError
-from thinpipe.swarm.keys import KeyPair, is_public_key
+from thinpipe.swarm.protocol.keys import KeyPair, is_public_key
 
 PAIR = KeyPair.from_seed(nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER).decode())
 

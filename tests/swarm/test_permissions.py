@@ -7,8 +7,8 @@ import pytest
 from tests.swarm.attacks import some
 from tests.swarm.brokers import Faults, dialled, running_broker
 from thinpipe.core.errors import UserError
-from thinpipe.swarm.keys import KeyPair
-from thinpipe.transport.nats.dial import connect
+from thinpipe.swarm.protocol.keys import KeyPair
+from thinpipe.transport.nats.client import connect
 
 QUIET_SECONDS = 0.2
 

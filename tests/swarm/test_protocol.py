@@ -1,5 +1,5 @@
-"""Whatever the network, the peers and the hub do: one commit of a step, epochs only grow, what is committed is what an
-undisturbed run has and has two holders, and nobody but the peers of an epoch has influence on it.
+"""Whatever the network, the peers and the hub do: one commit of a step, generations only grow, what is committed is
+what an undisturbed run has and has two holders, and nobody but the peers of a generation has influence on it.
 
 PROTOCOL_STEPS=100000 runs as many steps as it says, and prints how long that took.
 """
@@ -18,9 +18,9 @@ STEPS = int(os.environ.get("PROTOCOL_STEPS", "4000"))
 SHRINK = "PROTOCOL_SHRINK" in os.environ
 """To look for the shortest way to a failure, which takes minutes."""
 EXAMPLES, STEPS_OF_ONE = 40, 100
-MOST_IN_FLIGHT, MOST_PROCESSES = 60, 6
+MAX_IN_FLIGHT, MAX_PROCESSES = 60, 6
 
-done = {"steps": 0, "commits": 0, "epochs": 0, "most": 0}
+done = {"steps": 0, "commits": 0, "generations": 0, "most": 0}
 
 some = st.integers(0, 63)
 names = st.sampled_from(NAMES)
@@ -34,7 +34,7 @@ class Protocol(RuleBasedStateMachine):
         self.world = World()
         for name in NAMES[:3]:
             self.world.start(name)
-        self.log, self.epoch = [], 0
+        self.log, self.generation = [], 0
 
     @initialize(seconds=st.integers(0, 30))
     def before_anything_goes_wrong(self, seconds):
@@ -49,13 +49,13 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(number=some)
     def act(self, number):
-        if (process := self.one(number)) is not None and len(self.world.in_flight) < MOST_IN_FLIGHT:
+        if (process := self.one(number)) is not None and len(self.world.in_flight) < MAX_IN_FLIGHT:
             process.act()
 
     @rule(number=some)
     def send_what_was_saved(self, number):
-        if (process := self.one(number)) is not None and len(self.world.in_flight) < MOST_IN_FLIGHT:
-            process.act_keeper()
+        if (process := self.one(number)) is not None and len(self.world.in_flight) < MAX_IN_FLIGHT:
+            process.act_uploader()
 
     @rule(number=some)
     def deliver(self, number):
@@ -74,7 +74,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(number=some)
     def duplicate(self, number):
-        if (index := self.message(number)) is not None and len(self.world.in_flight) < MOST_IN_FLIGHT:
+        if (index := self.message(number)) is not None and len(self.world.in_flight) < MAX_IN_FLIGHT:
             self.world.in_flight.append(self.world.in_flight[index])
 
     @rule(number=some)
@@ -104,13 +104,13 @@ class Protocol(RuleBasedStateMachine):
     @rule(name=names)
     def start(self, name):
         """Also beside one that is stuck."""
-        if len(self.world.processes) < MOST_PROCESSES:
+        if len(self.world.processes) < MAX_PROCESSES:
             self.world.start(name)
 
     @rule(name=names)
     def lose(self, name):
         """Nothing was heard of it, be it alive or not."""
-        self.world.hub.gone(name)
+        self.world.hub.drop_peer(name)
 
     @rule(rotten=st.booleans())
     def hub_crashes(self, rotten):
@@ -135,10 +135,10 @@ class Protocol(RuleBasedStateMachine):
         for _ in range(rounds):
             for process in self.world.processes:
                 process.act()
-                process.act_keeper()
+                process.act_uploader()
             for number in numbers:
                 self.deliver(number)
-            del self.world.in_flight[:-MOST_IN_FLIGHT]
+            del self.world.in_flight[:-MAX_IN_FLIGHT]
 
     @invariant()
     def count(self):
@@ -152,13 +152,13 @@ class Protocol(RuleBasedStateMachine):
         self.log = list(log)
 
     @invariant()
-    def epochs_only_grow(self):
-        assert self.world.disk.epoch >= max(self.epoch, self.world.hub.roster.last_epoch)
-        self.epoch = self.world.disk.epoch
+    def generations_only_grow(self):
+        assert self.world.disk.generation >= max(self.generation, self.world.hub.membership.last_generation)
+        self.generation = self.world.disk.generation
 
     @invariant()
     def what_is_sent_can_become_whole(self):
-        self.world.check_arriving()
+        self.world.check_pending()
 
     def teardown(self):
         """When all is well again, the run goes on."""
@@ -177,7 +177,7 @@ class Protocol(RuleBasedStateMachine):
         else:
             pytest.fail(f"the run does not go on although all is well: {world.in_words()}")
         done["commits"] += len(world.disk.log)
-        done["epochs"] += world.disk.epoch
+        done["generations"] += world.disk.generation
         done["most"] = max(done["most"], world.disk.log[-1].step)
 
 

@@ -16,8 +16,8 @@ import pytest
 from tests.swarm.attacks import TRIES, counted, heard, many, some
 from tests.swarm.brokers import dialled, running_broker
 from thinpipe.core.errors import UserError
-from thinpipe.swarm.keys import KeyPair
-from thinpipe.transport.nats.dial import connect, pinned_context
+from thinpipe.swarm.protocol.keys import KeyPair
+from thinpipe.transport.nats.client import connect, pinned_context
 
 NAMES = ("p0", "p1", "p2")
 

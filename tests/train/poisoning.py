@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from thinpipe.bench.chaos_poison import poison
+from benchmarks.chaos.poison import poison
 from thinpipe.cli import main
 
 

@@ -1,7 +1,7 @@
 """Peak memory of two training steps of whole models, in a process that does nothing else. Linux only.
 
 `python -m tests.train.step_memory '<JSON>'` prints bytes for every list of settings; `read_peaks` starts it. Like
-`thinpipe.bench.memory`, but with the engine of a run: every family, micro-batches, inner boundaries.
+`benchmarks.step.peak_memory`, but with the engine of a run: every family, micro-batches, inner boundaries.
 """
 
 import gc
@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from thinpipe.bench.memory import RETURN_BLOCKS_AT_ONCE
-from thinpipe.core.config import from_table
-from thinpipe.core.resident import peak_resident_nbytes
-from thinpipe.train.config import RunConfig
+from benchmarks.step.peak_memory import RETURN_BLOCKS_AT_ONCE
+from thinpipe.config.run import RunConfig
+from thinpipe.config.toml import from_table
+from thinpipe.core.peak_memory import peak_resident_nbytes
 from thinpipe.train.engine import Engine
 
 VOCABULARY = 8192

@@ -9,20 +9,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.train.step_memory import VOCABULARY, read_peaks, run_config
+from thinpipe.config.model_presets import PRESETS
+from thinpipe.config.run import ParallelismConfig, RunConfig
 from thinpipe.models import build, materialise
-from thinpipe.models.presets import PRESETS
-from thinpipe.pipeline.chain import token_losses
+from thinpipe.pipeline.stage_module import token_losses
 from thinpipe.subspace import GrassmannTracker
-from thinpipe.train.config import ParallelismSection, RunConfig
 from thinpipe.train.costs import boundary_traffic, segment_needs, shared_nbytes
-from thinpipe.train.dry_run import count_kept
+from thinpipe.train.dry_run import count_saved_activations
 
 FAMILIES = ("llama-tiny", "gpt2-tiny")
 
 
-def case(preset, *, dim=256, layers=4, batch=4, micro=2, seq=256, subspace=None, neck=None, boundaries=(), **execution):
+def case(
+    preset, *, dim=256, layers=4, batch=4, micro=2, seq=256, subspace=None, projection=None, boundaries=(), **execution
+):
     model = {"preset": preset, "dim": dim, "n_layers": layers, "n_heads": dim // 64, "max_seq_len": 1024}
-    model |= {"subspace": subspace or {}, "neck": neck or {}, "boundaries": list(boundaries)}
+    model |= {"subspace": subspace or {}, "projection": projection or {}, "boundaries": list(boundaries)}
     if preset.startswith("llama"):
         model |= {"n_kv_heads": dim // 128, "hidden_dim": 8 * dim // 3 // 32 * 32}
     return {
@@ -39,10 +41,10 @@ SIZES = {
     "one micro-batch": {"dim": 384, "batch": 2, "micro": 2, "seq": 256},
 }
 CONFINED = {"width": 32, "free_last": False}
-KEEL = {"width": 32, "anchor_rank": 64, "anchor_reach": 4, "first_rank": 64}
-NECKS = {
+KEEL = {"width": 32, "token_prior_rank": 64, "token_prior_window": 4, "embedding_rank": 64}
+PROJECTION_CONFIGS = {
     "keel": KEEL,
-    "learned": {"kind": "learned", "width": 32, "anchor_rank": 64},
+    "learned": {"kind": "learned", "width": 32, "token_prior_rank": 64},
     "bottleneck": {"kind": "bottleneck", "width": 32},
 }
 CASES = {
@@ -54,7 +56,7 @@ CASES = {
     },
     ("llama-tiny", "bfloat16"): case("llama-tiny", dim=384, batch=2, micro=1, autocast_bf16=True),
     ("gpt2-tiny", "checkpointed"): case("gpt2-tiny", layers=6, batch=2, micro=1, seq=512, checkpoint_activations=True),
-    ("llama-tiny", "keel"): case("llama-tiny", batch=2, micro=1, seq=512, neck=KEEL, boundaries=(1, 3)),
+    ("llama-tiny", "keel"): case("llama-tiny", batch=2, micro=1, seq=512, projection=KEEL, boundaries=(1, 3)),
     ("llama-tiny", "cut"): case("llama-tiny", batch=2, micro=1, seq=512, subspace={"width": 32}, boundaries=(1, 3)),
 }
 
@@ -95,9 +97,9 @@ def test_operations_are_those_that_torch_counts(preset, subspace, checkpointed):
     check_operations(preset, subspace=subspace, checkpointed=checkpointed)
 
 
-@pytest.mark.parametrize("neck", NECKS.values(), ids=NECKS)
-def test_operations_of_necks_are_counted_too(neck):
-    check_operations("llama-tiny", neck=neck)
+@pytest.mark.parametrize("projection", PROJECTION_CONFIGS.values(), ids=PROJECTION_CONFIGS)
+def test_flops_of_projections_are_counted(projection):
+    check_operations("llama-tiny", projection=projection)
 
 
 def check_operations(preset, *, subspace=None, checkpointed=False, **fields):
@@ -113,7 +115,7 @@ def check_operations(preset, *, subspace=None, checkpointed=False, **fields):
     )
     config = run_config(sections)
     model = materialise(build(config.model.resolve(512)), seed=0)
-    model.execute(config.execution)
+    model.set_execution(config.execution)
     if subspace is not None:
         model.segments[-1].on_gradient = GrassmannTracker(model.space.basis).observe
     ids_BW = torch.randint(512, (2, 257), generator=torch.Generator().manual_seed(0))
@@ -150,7 +152,7 @@ def test_a_checkpointed_block_keeps_what_enters_it_and_no_more(subspace, width):
     def kept(layers):
         config = run_config(case("llama-tiny", layers=layers, subspace=subspace, checkpoint_activations=True))
         [segment] = build(config.model.resolve(512)).segments
-        return count_kept(segment, config.execution, batch=2, tokens=256, dtype=torch.float32).nbytes
+        return count_saved_activations(segment, config.execution, batch=2, tokens=256, dtype=torch.float32).nbytes
 
     assert kept(5) - kept(4) == 2 * 256 * width * 4
 
@@ -166,7 +168,7 @@ def test_traffic_is_what_messages_are_long():
 
 def test_a_large_model_takes_no_memory_to_plan():
     model = replace(PRESETS["llama-8b"], boundaries=(8, 16, 24))
-    config = RunConfig(parallelism=ParallelismSection(pipeline_parallel_microbatch_size=1))
+    config = RunConfig(parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=1))
     needs = segment_needs(model, config)
     assert sum(need.flops_per_token for need in needs) == pytest.approx(6 * 7.5e9, rel=0.05)
     assert 4 * 4 * 8e9 < sum(need.memory_nbytes for need in needs) < 4 * 4 * 8e9 * 1.2

@@ -5,17 +5,17 @@ import math
 from thinpipe.train.faults import ABSURD, NOT_FINITE, find_fault
 
 ENDS = [(boundary, forward) for boundary in range(3) for forward in (True, False)]
-HOMES = [0, 0, 1, 2]
+PROCESS_OF_SEGMENT = [0, 0, 1, 2]
 SEGMENTS = {"a": 0, "b": 1, "c": 2, "d": 3}
 
 
-def found(not_finite=(), absurd=(), loss=1.0, bad=()):
+def found(not_finite=(), outliers=(), loss=1.0, bad=()):
     return find_fault(
         {end: float(end in not_finite) for end in ENDS},
-        {end: float(end in absurd) for end in ENDS},
+        {end: float(end in outliers) for end in ENDS},
         loss,
         {name: math.nan if name in bad else 1.0 for name in SEGMENTS},
-        homes=HOMES,
+        process_of_segment=PROCESS_OF_SEGMENT,
         segments=SEGMENTS,
     )
 

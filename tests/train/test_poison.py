@@ -9,40 +9,41 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.chaos.poison import poison
 from tests.pipeline.cases import CASES, TOKENS, VOCABULARY, batch_size, config_of, digest
+from tests.programs import files_of
 from tests.reference.language import SyntheticLanguage
 from tests.train.poisoning import planned
-from tests.train.programs import files_of
-from tests.train.test_boundary_memories import few_samples  # noqa: F401  a fixture
-from tests.train.test_loop import events, in_folder
+from tests.train.test_codec_state import few_samples  # noqa: F401  a fixture
 from tests.train.test_processes import ENVIRONMENT, finish, placed
+from tests.train.test_trainer import events, in_folder
 from tests.transport.processes import free_port, group_environment
 from tests.warm import WarmProcess
-from thinpipe.bench.chaos_poison import poison
-from thinpipe.boundary.settings import BoundarySection, Compression
-from thinpipe.checkpoint import memories
-from thinpipe.core.config import dump_toml
+from thinpipe.checkpoint import codec_states
+from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
+from thinpipe.config.run import CheckpointConfig, ParallelismConfig
+from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import Retried, Skipped, Step
-from thinpipe.train.config import CheckpointSection, ParallelismSection
 from thinpipe.train.engine import Engine
 from thinpipe.train.faults import PoisonedError
-from thinpipe.train.loop import Trainer
-from thinpipe.train.supplies import Supplies
+from thinpipe.train.run_environment import RunEnvironment
+from thinpipe.train.trainer import Trainer
 
 NAMED = {case.name: case for case in CASES}
 METHODS = {
-    "plain": BoundarySection(),
-    "int4": BoundarySection(forward="int4", backward="int4"),
-    "ef21": BoundarySection(
-        states=Compression(kind="topk", keep=0.3, memory="ef21"),
-        gradients=Compression(kind="quantise", bits=4, memory="ef"),
+    "plain": BoundaryConfig(),
+    "int4": BoundaryConfig(forward="int4", backward="int4"),
+    "ef21": BoundaryConfig(
+        states=CompressionConfig(kind="topk", keep=0.3, feedback="ef21"),
+        gradients=CompressionConfig(kind="quantise", bits=4, feedback="ef"),
     ),
-    "aqsgd": BoundarySection(states=Compression(kind="quantise", bits=2, memory="aqsgd")),
-    "mask": BoundarySection(
-        states=Compression(kind="topk", keep=0.3, memory="ef"), gradients=Compression(kind="topk", reuse_mask=True)
+    "aqsgd": BoundaryConfig(states=CompressionConfig(kind="quantise", bits=2, feedback="aqsgd")),
+    "mask": BoundaryConfig(
+        states=CompressionConfig(kind="topk", keep=0.3, feedback="ef"),
+        gradients=CompressionConfig(kind="topk", reuse_mask=True),
     ),
-    "lowrank": BoundarySection(
-        states=Compression(kind="lowrank", rank=2), gradients=Compression(kind="lowrank", rank=2)
+    "lowrank": BoundaryConfig(
+        states=CompressionConfig(kind="lowrank", rank=2), gradients=CompressionConfig(kind="lowrank", rank=2)
     ),
 }
 
@@ -69,7 +70,7 @@ PLAN = [
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_disturbed_run_ends_with_the_bits_of_an_undisturbed_one(few_samples, name, poisoned):  # noqa: F811
-    config = replace(few_samples, boundary=METHODS[name], checkpoint=CheckpointSection(interval=6, keep_latest_k=0))
+    config = replace(few_samples, boundary=METHODS[name], checkpoint=CheckpointConfig(interval=6, keep_latest_k=0))
     disturbed = in_folder(config, "disturbed")
     Trainer(config).train()
     poisoned(PLAN)
@@ -106,8 +107,8 @@ def test_two_processes_name_the_sender_and_end_with_the_bits_of_one(few_samples,
     config = replace(
         few_samples,
         boundary=METHODS[name],
-        parallelism=ParallelismSection(pipeline_parallel_microbatch_size=2),
-        checkpoint=CheckpointSection(interval=12),
+        parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=2),
+        checkpoint=CheckpointConfig(interval=12),
     )
     alone = placed(config, 1, "alone")
     Trainer(alone).train()
@@ -125,7 +126,7 @@ def test_two_processes_name_the_sender_and_end_with_the_bits_of_one(few_samples,
 
 
 def test_one_that_is_bad_twice_is_skipped_and_named_and_three_end_the_run(run_config):
-    config = replace(run_config, parallelism=ParallelismSection(pipeline_parallel_microbatch_size=2))
+    config = replace(run_config, parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=2))
     two = placed(config, 2, "two")
     plan = [[2, 1, True, 2, "nan"], *([step, 1, True, 2, "nan"] for step in (5, 6, 7))]
     for code, printed in map(finish, start_poisoned(two, plan, 0)):
@@ -134,20 +135,20 @@ def test_one_that_is_bad_twice_is_skipped_and_named_and_three_end_the_run(run_co
     assert [event.step for event in events(two, Skipped)] == [2, 5, 6, 7]
 
 
-class Accusing(Supplies):
+class Accusing(RunEnvironment):
     """Somebody can remove processes, but not for this step again."""
 
-    def __init__(self, removed_for):
-        self.removed_for = removed_for
+    def __init__(self, removal_steps):
+        self.removal_steps = removal_steps
 
     def may_accuse(self, step):
-        return step != self.removed_for
+        return step != self.removal_steps
 
 
 def test_nobody_is_accused_after_a_step_that_was_skipped(run_config, poisoned):
     """No weight has changed since: it may be the run itself."""
     poisoned([[step, 0, True, 2, "nan"] for step in (2, 3, 5)])
-    trainer = Trainer(run_config, supplies=Accusing(removed_for=2))
+    trainer = Trainer(run_config, run_environment=Accusing(removal_steps=2))
     with pytest.raises(PoisonedError, match="in step 5"):
         trainer.train()
     assert [event.step for event in events(run_config, Skipped)] == [2, 3]
@@ -171,7 +172,7 @@ def test_memories_weights_and_moments_are_untouched(name, poisoned):
             tracker,
             [
                 {name: digest(tensor) for name, tensor in part.items()}
-                for part in memories(engine.methods, engine.mine).values()
+                for part in codec_states(engine.methods, engine.local_segments).values()
             ],
         )
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.programs import PATIENCE, files_of, steps_of
+from tests.programs import PATIENCE, files_of, steps_of
 from tests.transport.processes import free_port, group_environment
 from tests.warm import WarmProcess
 from thinpipe.checkpoint import find_checkpoint
 from thinpipe.cli import main
-from thinpipe.core.config import dump_toml
+from thinpipe.config.link import LinkConfig
+from thinpipe.config.run import CheckpointConfig, ParallelismConfig
+from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Stopped, read_events
-from thinpipe.train.config import CheckpointSection, ParallelismSection
-from thinpipe.train.loop import Trainer
-from thinpipe.transport.settings import LinkSection
+from thinpipe.train.trainer import Trainer
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -78,8 +78,8 @@ def eight_segments(run_config):
     return replace(
         run_config,
         model=model,
-        checkpoint=CheckpointSection(interval=3, keep_latest_k=0),
-        parallelism=ParallelismSection(pipeline_parallel_microbatch_size=1),
+        checkpoint=CheckpointConfig(interval=3, keep_latest_k=0),
+        parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=1),
     )
 
 
@@ -137,7 +137,7 @@ def test_a_signal_to_any_one_process_saves_on_all(endless):
 
 def test_a_killed_process_ends_the_run_and_is_named(endless):
     """It saves after every step, so that the kill may come in the middle of one: what was finished stays."""
-    endless = replace(endless, checkpoint=CheckpointSection(interval=1, keep_latest_k=2))
+    endless = replace(endless, checkpoint=CheckpointConfig(interval=1, keep_latest_k=2))
     launcher = start(endless)
     wait_for_step(endless, 2, launcher)
     os.kill(children(launcher)[1], signal.SIGKILL)
@@ -241,7 +241,7 @@ def test_torchrun_starts_the_same_module(run_config):
 def test_a_slow_line_changes_the_time_and_nothing_else(run_config, capsys):
     """And log and report say what the links did."""
     fast, slow = (placed(run_config, 2, name) for name in ("fast", "slow"))
-    slow = replace(slow, link=LinkSection(up="2mbps", down="2mbps", latency="20ms"))
+    slow = replace(slow, link=LinkConfig(up="2mbps", down="2mbps", latency="20ms"))
     for config in (fast, slow):
         code, printed = finish(start(config))
         assert code == 0, printed
@@ -269,7 +269,7 @@ def test_a_slow_line_changes_the_time_and_nothing_else(run_config, capsys):
 
 
 def test_too_few_segments_or_processes_are_refused_with_advice(run_config):
-    small = replace(run_config, parallelism=ParallelismSection(pipeline_parallel_microbatch_size=1))
+    small = replace(run_config, parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=1))
     code, printed = finish(start(placed(small, 4, "many")))
     assert code == 2
     assert "needs a model of 4 segments or more, and this one has 3" in printed.splitlines()[-1]

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from tests.live.told import step
-from thinpipe.train.console import Lines, WithSinks, _close
+from tests.monitor.sample_events import step
+from thinpipe.train.console import DisplayWithExporters, LineDisplay, _close
 
 
 class Broken:
@@ -14,7 +14,7 @@ class Broken:
 
     told = 0
 
-    def tell(self, _event):
+    def on_event(self, _event):
         self.told += 1
         raise ValueError("[bold]no such run")
 
@@ -29,7 +29,7 @@ def console():
 
 def test_it_is_told_no_more(console):
     sink = Broken()
-    display = WithSinks(Lines(console, log_freq=1), [sink], console)
+    display = DisplayWithExporters(LineDisplay(console, log_freq=1), [sink], console)
     for number in (1, 2):
         display.show(step(number))
     printed = console.file.getvalue()

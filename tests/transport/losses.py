@@ -15,8 +15,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from thinpipe.transport.groups import open_group
-from thinpipe.transport.settings import LinkSection
+from thinpipe.config.link import LinkConfig
+from thinpipe.transport.gloo_group import open_group
 
 
 def error_of(work):
@@ -59,7 +59,7 @@ def die(group):
 def main() -> None:
     report = {}
     atexit.register(tell, report)  # before the group, so that it is called when the group has been closed
-    link = LinkSection(up="80mbps", down="80mbps", latency="50ms")
+    link = LinkConfig(up="80mbps", down="80mbps", latency="50ms")
     group = open_group(link, timeout=timedelta(seconds=300))
     report |= (survive, leave, die)[dist.get_rank(group)](group)
 

@@ -6,14 +6,14 @@ import time
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
-from thinpipe.swarm import line_test
-from thinpipe.swarm.hearts import Hearts
-from thinpipe.swarm.services import serve
-from thinpipe.swarm.store_service import StoreService
-from thinpipe.transport.nats.dial import connect
+from thinpipe.swarm.hub.liveness import Heartbeats
+from thinpipe.swarm.hub.services.serve import serve
+from thinpipe.swarm.hub.services.store import StoreService
+from thinpipe.swarm.protocol import probe
+from thinpipe.transport.nats.client import connect
+from thinpipe.transport.nats.connection import Address, HubConnection
 from thinpipe.transport.nats.frame import Origin
 from thinpipe.transport.nats.group import NatsGroup
-from thinpipe.transport.nats.post import Address, Post
 
 ORIGIN = Origin(run=b"test-run")
 
@@ -27,18 +27,18 @@ def open_groups(running, names, *, timeout=timedelta(seconds=300), **settings):
     with ExitStack() as stack:
         groups = []
         for name in names:
-            post = Post(address(running, name))
-            stack.callback(post.close)
-            group = NatsGroup(post, names, ORIGIN, timeout=timeout, **settings)
+            connection = HubConnection(address(running, name))
+            stack.callback(connection.close)
+            group = NatsGroup(connection, names, ORIGIN, timeout=timeout, **settings)
             stack.callback(group.close)
             groups.append(group)
         yield groups
 
 
 @contextmanager
-def hub_services(running, *, hearts=None, **services):
+def hub_services(running, *, heartbeats=None, **services):
     """The hub's part: the store, whose heart beats, and these services. Yields a way to publish as the hub. Nobody is
-    lost because this machine is slow, but to `hearts` that say so."""
+    lost because this machine is slow, but to `heartbeats` that say so."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -50,9 +50,9 @@ def hub_services(running, *, hearts=None, **services):
         client = await connect(
             running.url, running.fingerprint, running.broker.hub_seed, inbox="_INBOX.hub", on_down=lambda _: None
         )
-        for name, service in {"store": StoreService(), line_test.SERVICE: line_test.line_service, **services}.items():
+        for name, service in {"store": StoreService(), probe.SERVICE: probe.probe_service, **services}.items():
             await serve(client, name, service)
-        watches.append(asyncio.create_task(watch_hearts(client, hearts or Hearts(lost_after=300.0))))
+        watches.append(asyncio.create_task(watch_heartbeats(client, heartbeats or Heartbeats(timeout_seconds=300.0))))
         return client
 
     async def end():
@@ -73,15 +73,15 @@ def hub_services(running, *, hearts=None, **services):
         loop.close()
 
 
-async def watch_hearts(client, hearts):
+async def watch_heartbeats(client, heartbeats):
     """Hears beats and tells everybody of lost peers, as the hub does, until it is cancelled."""
 
     async def heard(peer, _data):
-        hearts.beat(peer, time.monotonic())
+        heartbeats.on_heartbeat(peer, time.monotonic())
 
-    await serve(client, "beat", heard)
+    await serve(client, "heartbeat", heard)
     while True:
-        for name in hearts.newly_lost(time.monotonic()):
+        for name in heartbeats.newly_timed_out(time.monotonic()):
             await client.publish("bcast.lost", name.encode())
         await asyncio.sleep(0.2)
 

@@ -9,8 +9,8 @@ from datetime import timedelta
 import torch
 
 from tests.transport.nats_peers import ORIGIN
-from thinpipe.transport.nats.opening import open_nats_group
-from thinpipe.transport.nats.post import Address, Post
+from thinpipe.transport.nats.connection import Address, HubConnection
+from thinpipe.transport.nats.world import open_nats_group
 
 MESSAGES, NBYTES, AT_ONCE = 400, 1 << 20, 32
 
@@ -21,21 +21,21 @@ def main() -> None:
     address = Address(
         url=told["url"], fingerprint=told["fingerprint"], name=names[rank], seed=told["seeds"][names[rank]]
     )
-    group = open_nats_group(Post(address), names, ORIGIN, timeout=timedelta(seconds=600))
-    under_way: deque[tuple[torch.Tensor, torch.distributed.Work]] = deque()
+    group = open_nats_group(HubConnection(address), names, ORIGIN, timeout=timedelta(seconds=600))
+    in_flight: deque[tuple[torch.Tensor, torch.distributed.Work]] = deque()
     for number in range(MESSAGES):
-        if len(under_way) == AT_ONCE:
-            finish(under_way.popleft(), rank, number - AT_ONCE)
+        if len(in_flight) == AT_ONCE:
+            finish(in_flight.popleft(), rank, number - AT_ONCE)
         message = torch.full((NBYTES,), number % 251, dtype=torch.uint8) if rank == 0 else torch.empty(NBYTES).byte()
         work = group.send([message], 1, 7) if rank == 0 else group.recv([message], 0, 7)
-        under_way.append((message, work))
+        in_flight.append((message, work))
         if number == AT_ONCE:
             print("begun", flush=True)
-    for number in range(MESSAGES - len(under_way), MESSAGES):
-        finish(under_way.popleft(), rank, number)
+    for number in range(MESSAGES - len(in_flight), MESSAGES):
+        finish(in_flight.popleft(), rank, number)
     print("all came" if rank else "all left", flush=True)
     group.barrier()
-    group.post.close()
+    group.connection.close()
 
 
 def finish(transfer: tuple[torch.Tensor, torch.distributed.Work], rank: int, number: int) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from thinpipe.transport.groups import open_group
-from thinpipe.transport.settings import LinkSection
+from thinpipe.config.link import LinkConfig
+from thinpipe.transport.gloo_group import open_group
 
 SETTLE_S = 0.06
 """For the last acknowledgement, which Linux delays by 40 ms."""
@@ -68,7 +68,7 @@ def main() -> None:
     torch.set_num_threads(1)
     seen = []
     for job in json.loads(sys.argv[1]):
-        group = open_group(LinkSection(**job.pop("link")), timeout=timedelta(seconds=300))
+        group = open_group(LinkConfig(**job.pop("link")), timeout=timedelta(seconds=300))
         seen.append([stream(group, **job) for _ in range(job.pop("takes"))])
     dist.barrier()
     dist.destroy_process_group()

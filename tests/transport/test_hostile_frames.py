@@ -12,9 +12,9 @@ from tests.swarm.attacks import TRIES, counted
 from tests.swarm.brokers import running_broker
 from tests.transport.nats_peers import ORIGIN, address
 from thinpipe.transport.labels import Label
+from thinpipe.transport.nats.connection import HubConnection
 from thinpipe.transport.nats.frame import PIECE, Header, Origin
 from thinpipe.transport.nats.group import NatsGroup
-from thinpipe.transport.nats.post import Post
 
 NAMES = ("p0", "p1")
 
@@ -25,8 +25,8 @@ def running(tmp_path_factory):
         yield running
 
 
-def frame(number, *, epoch, sequence=0, incarnation=0, run=ORIGIN.run):
-    origin = Origin(run=run, epoch=epoch, incarnation=incarnation)
+def frame(number, *, generation, sequence=0, incarnation=0, run=ORIGIN.run):
+    origin = Origin(run=run, generation=generation, incarnation=incarnation)
     header = Header(kind=PIECE, origin=origin, label=Label(), tag=1, sequence=sequence, length=4)
     return header.pack(number.to_bytes(4, "little"))
 
@@ -41,22 +41,23 @@ def altered(good, number):
 
 
 def replayed(number):
-    """Frames that were good once: a moment ago, in the epoch before, in another life of the sender, in another run."""
+    """Frames that were good once: a moment ago, in the generation before, in another life of the sender, in another
+    run."""
     return [
-        frame(1, epoch=number),
-        frame(66, epoch=max(0, number - 1), sequence=1),
-        frame(66, epoch=number, incarnation=1, sequence=1),
-        frame(66, epoch=number, run=b"otherrun", sequence=1),
+        frame(1, generation=number),
+        frame(66, generation=max(0, number - 1), sequence=1),
+        frame(66, generation=number, incarnation=1, sequence=1),
+        frame(66, generation=number, run=b"otherrun", sequence=1),
     ][number % 4]
 
 
 def attack(sender, receiver, number, bad):
     """One honest message, the bad frame, another honest message: what became of the receiver, which wants two."""
-    group = NatsGroup(receiver, NAMES, Origin(run=ORIGIN.run, epoch=number), timeout=timedelta(seconds=300))
+    group = NatsGroup(receiver, NAMES, Origin(run=ORIGIN.run, generation=number), timeout=timedelta(seconds=300))
     try:
         found = [torch.zeros(1, dtype=torch.int32) for _ in range(2)]
         first, second = (group.recv([tensor], 0, 1) for tensor in found)
-        for each in (frame(1, epoch=number), bad, frame(2, epoch=number, sequence=1)):
+        for each in (frame(1, generation=number), bad, frame(2, generation=number, sequence=1)):
             sender.send("p1", "d", each)
         first.wait()
         assert found[0].item() == 1
@@ -75,9 +76,9 @@ def attack(sender, receiver, number, bad):
     [("altered", {"refused by name": TRIES}), ("replayed", {"refused by name": TRIES / 2, "dropped": TRIES / 2})],
 )
 def test_frames_that_are(running, kind, expected):
-    p0, p1 = (Post(address(running, name)) for name in NAMES)
+    p0, p1 = (HubConnection(address(running, name)) for name in NAMES)
     with closing(p0) as sender, closing(p1) as receiver, counted() as ends:
         for number in range(TRIES):
-            bad = replayed(number) if kind == "replayed" else altered(frame(66, epoch=number, sequence=1), number)
+            bad = replayed(number) if kind == "replayed" else altered(frame(66, generation=number, sequence=1), number)
             ends[attack(sender, receiver, number, bad)] += 1
     assert ends == expected

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from benchmarks.netns import lab
 from tests.transport.processes import group_environment, results, start
-from thinpipe.bench import lab
-from thinpipe.transport.framing import wire_nbytes
+from thinpipe.transport.emulation.framing import wire_nbytes
 
 _MISSING = lab.missing()
 pytestmark = pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING))
@@ -19,7 +19,7 @@ FRAME_NBYTES, SEGMENT_NBYTES, NOTICE_NBYTES, ACKNOWLEDGEMENT_NBYTES = 1514, 1448
 
 def in_lab(jobs, **line):
     """What two machines with this line saw; gloo finds its own way between them."""
-    with lab.Lab(2, **line) as machines:
+    with lab.KernelTestbed(2, **line) as machines:
         workers = [
             machines.popen(
                 index,
@@ -91,14 +91,14 @@ def test_a_shaped_line_takes_the_time_of_a_real_one(rate, latency, shaped):
     print(
         f"\n{rate}, {latency} one way: kernel {real:.3f} s, shaped {seconds:.3f} s, {seconds / real - 1:+.1%}", end=""
     )
-    assert seconds == pytest.approx(real, rel=0.2)  # benchmarks/line_truth.py says how near, on a quiet machine
+    assert seconds == pytest.approx(real, rel=0.2)  # benchmarks/link_emulation.py says how near, on a quiet machine
 
 
 def test_a_lab_leaves_nothing_behind():
     started = []
 
     def fail_in_a_lab():
-        with lab.Lab(2, up="1mbps", latency="1ms") as machines:
+        with lab.KernelTestbed(2, up="1mbps", latency="1ms") as machines:
             started.append((machines, machines.popen(1, ["sleep", "60"])))
             raise KeyError
 

@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from tests.swarm.brokers import running_broker
 from tests.transport.nats_peers import ORIGIN, address, hub_services, open_groups, together
-from thinpipe.swarm.hearts import Hearts
+from thinpipe.swarm.hub.liveness import Heartbeats
 from thinpipe.transport.labels import Label
-from thinpipe.transport.nats.channel import PIECE_NBYTES
+from thinpipe.transport.nats.connection import HubConnection
 from thinpipe.transport.nats.frame import Origin
 from thinpipe.transport.nats.group import NatsGroup
-from thinpipe.transport.nats.post import Post
 from thinpipe.transport.nats.store import NatsStore
+from thinpipe.transport.nats.streams import PIECE_NBYTES
 
 NAMES = ("p0", "p1", "p2")
 
@@ -72,7 +72,7 @@ def test_collectives_take_everybody(running):
             assert found == ([6.0, 30.0], [2.0, 10.0], [1.0, 2.0, 3.0])
 
 
-def test_a_receiver_that_takes_nothing_bounds_what_is_under_way(running):
+def test_a_receiver_that_takes_nothing_bounds_what_is_in_flight(running):
     window = 4 * PIECE_NBYTES
     with open_groups(running, NAMES[:2], window=window) as (a, b):
         sends = [a.send([torch.zeros(PIECE_NBYTES, dtype=torch.uint8)], 1, 1) for _ in range(20)]
@@ -113,12 +113,12 @@ def test_a_wait_ends_with_its_time(running):
 
 
 def test_everybody_is_told_of_a_lost_peer(running):
-    hearts = Hearts(lost_after=5.0)
-    with hub_services(running, hearts=hearts), open_groups(running, NAMES) as (a, b, c):
+    heartbeats = Heartbeats(timeout_seconds=5.0)
+    with hub_services(running, heartbeats=heartbeats), open_groups(running, NAMES) as (a, b, c):
         works = [a.recv([torch.empty(1)], 2, 1), c.recv([torch.empty(1)], 0, 1)]
-        while "p1" not in hearts._last:  # it has been heard
+        while "p1" not in heartbeats._last:  # it has been heard
             time.sleep(0.05)
-        b.post.close()
+        b.connection.close()
         for work in works:
             with pytest.raises(dist.DistNetworkError, match=r"peer p1 \(process 1\) is lost"):
                 work.wait()
@@ -126,7 +126,7 @@ def test_everybody_is_told_of_a_lost_peer(running):
 
 def test_processes_meet_in_the_hubs_store(running):
     with open_groups(running, NAMES) as groups, hub_services(running):
-        stores = [NatsStore(group.post, timedelta(seconds=300)) for group in groups]
+        stores = [NatsStore(group.connection, timedelta(seconds=300)) for group in groups]
 
         def take_part(rank, store):
             store.set(f"name{rank}", f"peer {rank}")
@@ -169,49 +169,49 @@ def test_a_closed_group_lets_its_mail_leave_and_refuses_more(running):
             a.send([torch.ones(1)], 1, 1).wait()
 
 
-def test_who_is_not_in_this_epoch_is_not_heard_and_disturbs_nobody(running):
+def test_who_is_not_in_this_generation_is_not_heard_and_disturbs_nobody(running):
     """A peer of the server that was given up, and goes on sending to one that computes with others by now."""
     with open_groups(running, NAMES[:2]) as (a, b):
-        post = Post(address(running, "p2"))
-        stranger = NatsGroup(post, ("p2", "p1"), ORIGIN, timeout=timedelta(seconds=300))
+        connection = HubConnection(address(running, "p2"))
+        stranger = NatsGroup(connection, ("p2", "p1"), ORIGIN, timeout=timedelta(seconds=300))
         try:
             found = torch.empty(1)
             work = b.recv([found], 0, 1)
             stranger.send([torch.full((1,), 7.0)], 1, 1)
             deadline = time.monotonic() + 300
-            while not b._mailroom.stale:
+            while not b._flow_control.stale:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             a.send([torch.ones(1)], 1, 1)
             work.wait()
             assert found.item() == 1
         finally:
-            post.close()
+            connection.close()
 
 
 def test_one_post_carries_one_group_after_another_and_drops_mail_of_the_earlier(running):
-    posts = [Post(address(running, name)) for name in NAMES[:2]]
+    posts = [HubConnection(address(running, name)) for name in NAMES[:2]]
     try:
-        for epoch in range(3):
-            origin = Origin(run=ORIGIN.run, epoch=epoch)
-            a, b = (NatsGroup(post, NAMES[:2], origin, timeout=timedelta(seconds=300)) for post in posts)
+        for generation in range(3):
+            origin = Origin(run=ORIGIN.run, generation=generation)
+            a, b = (NatsGroup(connection, NAMES[:2], origin, timeout=timedelta(seconds=300)) for connection in posts)
             found = torch.empty(1)
-            a.send([torch.full((1,), float(epoch))], 1, 1)
+            a.send([torch.full((1,), float(generation))], 1, 1)
             b.recv([found], 0, 1).wait()
-            assert found.item() == epoch
-            a.send([torch.full((1,), -1.0)], 1, 1)  # nobody asks for it in this epoch
+            assert found.item() == generation
+            a.send([torch.full((1,), -1.0)], 1, 1)  # nobody asks for it in this generation
             a.close()
             b.close()
     finally:
-        for post in posts:
-            post.close()
+        for connection in posts:
+            connection.close()
 
 
-def test_an_epoch_that_the_hub_calls_over_ends_for_those_in_it_alone(running):
+def test_a_generation_that_the_hub_calls_over_ends_for_those_in_it_alone(running):
     with hub_services(running) as tell, open_groups(running, NAMES[:2]) as (_, b):
         work = b.recv([torch.empty(1)], 0, 1)
-        tell("bcast.over", b"7 another epoch")
+        tell("bcast.generation_over", b"7 another generation")
         assert not work.is_completed()
-        tell("bcast.over", b"0 the epoch is over")
-        with pytest.raises(dist.DistNetworkError, match="the epoch is over"):
+        tell("bcast.generation_over", b"0 the generation is over")
+        with pytest.raises(dist.DistNetworkError, match="the generation is over"):
             work.wait()

@@ -11,7 +11,7 @@ from tests.swarm.brokers import running_broker
 from tests.transport.nats_peers import hub_services
 from tests.transport.nats_stream import MESSAGES, NBYTES
 from tests.transport.processes import start
-from thinpipe.transport.nats.channel import WINDOW_NBYTES
+from thinpipe.transport.nats.streams import WINDOW_NBYTES
 
 PAUSE_SECONDS = float(os.environ.get("PAUSE_SECONDS", "3"))
 SLACK_NBYTES = 3 * WINDOW_NBYTES

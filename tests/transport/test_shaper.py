@@ -3,7 +3,7 @@
 import pytest
 
 from tests.transport.processes import cold_process, results, start
-from thinpipe.transport.framing import wire_nbytes
+from thinpipe.transport.emulation.framing import wire_nbytes
 
 MEGABYTE = 1_000_000
 
@@ -19,7 +19,7 @@ def near(value):
 
 @pytest.fixture(scope="module")
 def seen():
-    return results(start(3, "tests.transport.lines"))
+    return results(start(3, "tests.transport.emulated_transfers"))
 
 
 def scene(seen, name):
@@ -70,7 +70,7 @@ def test_both_directions_at_once_take_the_time_of_one(seen):
 
 
 @pytest.mark.quiet
-def test_messages_under_way_share_one_latency(seen):
+def test_messages_in_flight_share_one_latency(seen):
     began, (_, receiver, _) = scene(seen, "latency")
     assert len(receiver["arrived"]) == 50
     assert receiver["arrived"][0] - began >= 0.04

@@ -1,6 +1,6 @@
-"""What crosses a cut: the contract, the methods, the number formats. Knows nothing of processes or networks.
+"""Boundary codecs: encode the state sent from a segment to the next one and the gradient sent back, as bytes.
 
-A message is one row of bytes per direction. Its length follows from the model and the settings alone, never from what
-a peer says, and what a method states is what receive buffers, meters and plans all read. Import from the modules:
-`settings` needs no torch.
+Independent of processes and networks. The length of a message follows from the model and the settings alone, never
+from data that a peer sends; receive buffers, traffic statistics and `thinpipe plan` all use that length. Import from
+the modules: `sizes` needs no torch.
 """

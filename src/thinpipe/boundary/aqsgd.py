@@ -1,8 +1,8 @@
-"""AQ-SGD (arXiv 2206.01299): of every sample, only the change of its state since its last visit crosses.
+"""AQ-SGD (arXiv 2206.01299): sends the compressed change of a sample's state since the sample's previous visit.
 
-Both ends keep m for every sample; send C(x - m), then m = m + C(x - m) at both ends, and m is what arrives. A sample's
-key is a hash of its token ids, which both ends have, so it costs no bytes. The paper sends the first epoch whole; here
-m begins at zero, so that the first visit is C(x) and every message is as short as the others.
+Both ends keep a state m per sample; send C(x - m), then m = m + C(x - m) at both ends; m is decoded. A sample's key is
+a hash of its token ids, which both ends have, so no key is sent. The paper sends the first epoch uncompressed; here m
+starts at zero, so that the first message of a sample is C(x) and all messages have the same length.
 """
 
 import hashlib
@@ -11,45 +11,46 @@ from pathlib import Path
 
 from torch import Tensor
 
-from thinpipe.boundary.contract import Compressor, Leg, MessageShape, Passage
-from thinpipe.boundary.store import RowStore
+from thinpipe.boundary.contract import Compressor, DirectionCodec, MessageContext, MessageShape
+from thinpipe.boundary.row_store import RowStore
 from thinpipe.core.errors import UserError
 
 
-class AqSgd(Leg):
-    """Kept at both ends. Validation uses what is known of its samples, mostly nothing, and adds nothing."""
+class AqSgd(DirectionCodec):
+    """AQ-SGD. Codec state at both ends: one state per sample. Validation reads it (usually zero for its samples), but
+    does not change it."""
 
     def __init__(self, compressor: Compressor, shape: MessageShape, store: Path | None = None) -> None:
         super().__init__(compressor, shape, store)
         width = shape.tokens * shape.width
         self.sent, self.received = RowStore(width, store), RowStore(width, store)
 
-    def encode(self, values_BTW: Tensor, passage: Passage) -> Tensor:
-        known_BTW = self._known(self.sent, passage).to(values_BTW.device)
-        data = self.compressor.encode(values_BTW - known_BTW, passage)
-        self._remember(self.sent, known_BTW + self.compressor.decode(data, passage), passage)
+    def encode(self, values_BTW: Tensor, context: MessageContext) -> Tensor:
+        last_visit_BTW = self._last_visit(self.sent, context).to(values_BTW.device)
+        data = self.compressor.encode(values_BTW - last_visit_BTW, context)
+        self._update_store(self.sent, last_visit_BTW + self.compressor.decode(data, context), context)
         return data
 
-    def decode(self, data: Tensor, passage: Passage) -> Tensor:
-        known_BTW = self._known(self.received, passage).to(data.device)
-        values_BTW = known_BTW + self.compressor.decode(data, passage)
-        self._remember(self.received, values_BTW, passage)
+    def decode(self, data: Tensor, context: MessageContext) -> Tensor:
+        last_visit_BTW = self._last_visit(self.received, context).to(data.device)
+        values_BTW = last_visit_BTW + self.compressor.decode(data, context)
+        self._update_store(self.received, values_BTW, context)
         return values_BTW
 
-    def _known(self, store: RowStore, passage: Passage) -> Tensor:
-        return store.read(_keys(passage)).view(self.shape.batch, self.shape.tokens, self.shape.width)
+    def _last_visit(self, store: RowStore, context: MessageContext) -> Tensor:
+        return store.read(_keys(context)).view(self.shape.batch, self.shape.tokens, self.shape.width)
 
-    def _remember(self, store: RowStore, values_BTW: Tensor, passage: Passage) -> None:
-        if passage.training and values_BTW.isfinite().all():
-            store.write(_keys(passage), values_BTW.flatten(1))
+    def _update_store(self, store: RowStore, values_BTW: Tensor, context: MessageContext) -> None:
+        if context.training and values_BTW.isfinite().all():
+            store.write(_keys(context), values_BTW.flatten(1))
 
-    def mark(self) -> None:
-        self.sent.mark()
-        self.received.mark()
+    def snapshot(self) -> None:
+        self.sent.snapshot()
+        self.received.snapshot()
 
-    def go_back(self) -> None:
-        self.sent.go_back()
-        self.received.go_back()
+    def rollback(self) -> None:
+        self.sent.rollback()
+        self.received.rollback()
 
     def encoder_state(self) -> dict[str, Tensor]:
         return self.sent.state()
@@ -64,9 +65,9 @@ class AqSgd(Leg):
         _load(self.received, state)
 
 
-def _keys(passage: Passage) -> list[int]:
-    assert passage.ids_BW is not None
-    hashes = (hashlib.blake2b(ids.tobytes(), digest_size=8) for ids in passage.ids_BW.cpu().numpy())
+def _keys(context: MessageContext) -> list[int]:
+    assert context.ids_BW is not None
+    hashes = (hashlib.blake2b(ids.tobytes(), digest_size=8) for ids in context.ids_BW.cpu().numpy())
     return [int.from_bytes(found.digest(), "little", signed=True) for found in hashes]
 
 

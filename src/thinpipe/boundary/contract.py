@@ -1,7 +1,8 @@
-"""What every boundary method promises: exact lengths, both directions, and the same numbers wherever it runs.
+"""Interfaces of boundary codecs: `Compressor` (stateless), `DirectionCodec` (a compressor and its codec state) and
+`BoundaryMethod` (one direction codec for states and one for gradients).
 
-A method is two legs, one for states and one for gradients; a leg is a compressor and what it keeps between messages.
-The contract test holds every method, format and schedule in the registries to it: N processes give the bits of one.
+A codec guarantees exact message lengths and results that do not depend on where it runs. The contract test checks this
+for every method, format and schedule in the registries: N processes compute bit-identically to a single process.
 """
 
 from abc import ABC, abstractmethod
@@ -12,90 +13,92 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from thinpipe.boundary.formats import Uniform
-from thinpipe.boundary.ids import pack_ids, unpack_ids
-from thinpipe.boundary.lengths import MessageSize
+from thinpipe.boundary.formats import UniformSampler
+from thinpipe.boundary.packing import pack_ids, unpack_ids
+from thinpipe.boundary.sizes import MessageSize
 from thinpipe.core.seeds import derive_seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageShape(MessageSize):
-    """And what the numbers are at both ends."""
+    """Size of a message, and the data type of the state at both ends."""
 
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crossing:
-    """Which micro-batch of which step crosses which boundary: all that randomness may depend on."""
+class MessageId:
+    """Identity of a message. Random numbers used to encode a message are a function of its MessageId and direction."""
 
     seed: int
     step: int
     microbatch: int
     boundary: int
     training: bool = True
-    """False in validation, of which no method remembers anything."""
+    """False in validation, which never changes codec state."""
 
     def uniform(self, shape: torch.Size, direction: str) -> Tensor:
-        """The same numbers on every device and in every process: drawn on the CPU."""
+        """Uniform random numbers in [0, 1), drawn on the CPU: identical on every device and in every process."""
         words = (self.seed, self.step, self.microbatch, self.boundary, direction)
         generator = torch.Generator().manual_seed(derive_seed(*words))
         return torch.rand(shape, generator=generator)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passage:
-    """What both ends know of a message before it is sent."""
+class MessageContext:
+    """Information about a message that sender and receiver both have, so that it need not be sent."""
 
     training: bool
-    uniform: Uniform | None = None
-    """For rounding gradients at random; None: states are rounded to nearest."""
+    uniform: UniformSampler | None = None
+    """Random numbers for stochastic rounding of gradients. None, for states: round to nearest."""
     ids_BW: Tensor | None = None
-    """Of a state."""
-    kept: Tensor | None = None
-    """Of a gradient: where its state had the numbers that were sent, if it is to be sent there only."""
+    """States only: the token ids of the micro-batch."""
+    kept_indices: Tensor | None = None
+    """Gradients with `reuse_mask` only: positions that top-k selected in the state, [groups, count]."""
 
 
 class Compressor(ABC):
-    """A tensor to bytes and back. Keeps nothing, so that one end can tell what the other will see."""
+    """Encodes a tensor as bytes and decodes it. Stateless, so that the sender can compute what the receiver decodes."""
 
     nbytes: int
-    """Of every message, as `lengths` says it."""
+    """Length of every encoded tensor in bytes, as computed in `boundary.sizes`."""
 
     @abstractmethod
-    def encode(self, values_BTW: Tensor, passage: Passage) -> Tensor:
-        """float32 to uint8, [nbytes]."""
+    def encode(self, values_BTW: Tensor, context: MessageContext) -> Tensor:
+        """float32 [B, T, W] to uint8 [nbytes]."""
 
     @abstractmethod
-    def decode(self, data: Tensor, passage: Passage) -> Tensor:
-        """float32, [B, T, W]."""
+    def decode(self, data: Tensor, context: MessageContext) -> Tensor:
+        """uint8 [nbytes] to float32 [B, T, W]."""
 
 
-class Leg:
-    """One direction of a boundary. This one remembers nothing.
+class DirectionCodec:
+    """Codec of one direction of a boundary: a compressor and, in subclasses, codec state kept between messages. This
+    base class has no state.
 
-    What others remember is kept apart for the end that encodes and the end that decodes: in one process both are here,
-    in two each has its own. They rely on the order of messages: in every schedule, and in the twin, micro-batches cross
-    a boundary one after the other, each direction by itself.
+    Subclasses keep separate state for encoding and for decoding: with two processes each end uses one of the two, in a
+    single process the same object holds both. Codec state relies on message order: in every schedule, and in the twin
+    (the single-process reference), micro-batches cross a boundary in order in each direction.
     """
 
     def __init__(self, compressor: Compressor, shape: MessageShape, store: Path | None = None) -> None:
-        """`store` is a folder for what is too much for memory."""
+        """`store`: folder for codec state that may not fit in memory; None: keep it in memory."""
         self.compressor, self.shape, self.store = compressor, shape, store
 
-    def encode(self, values_BTW: Tensor, passage: Passage) -> Tensor:
-        return self.compressor.encode(values_BTW, passage)
+    def encode(self, values_BTW: Tensor, context: MessageContext) -> Tensor:
+        return self.compressor.encode(values_BTW, context)
 
-    def decode(self, data: Tensor, passage: Passage) -> Tensor:
-        return self.compressor.decode(data, passage)
+    def decode(self, data: Tensor, context: MessageContext) -> Tensor:
+        return self.compressor.decode(data, context)
 
-    def mark(self) -> None:
-        """A step begins."""
+    def snapshot(self) -> None:
+        """Remembers the codec state at the beginning of a step, for `rollback`."""
 
-    def go_back(self) -> None:
-        """Forgets all since the mark: the step does not count."""
+    def rollback(self) -> None:
+        """Restores the codec state of the last `snapshot`, when a step is retried or skipped."""
 
     def encoder_state(self) -> dict[str, Tensor]:
+        """Codec state of the encoding end, for checkpoints."""
         return {}
 
     def decoder_state(self) -> dict[str, Tensor]:
@@ -109,19 +112,25 @@ class Leg:
 
 
 class BoundaryMethod:
-    """Encodes and decodes the state going forward and its gradient going back.
+    """Codec of one boundary: states forward, gradients backward.
 
-    Token ids travel forward behind the state, whose numbers thus stay aligned. The *sender* is the process with the
-    segment before the boundary: it encodes states and decodes gradients. The *receiver* has the segment after it. What
-    a leg remembers is in the process that plays the part, and in both parts' own attributes where one plays both.
+    A forward message is the encoded state followed by the token ids (in this order, so that the state stays aligned).
+    The *sender* is the process with the segment before the boundary: it encodes states and decodes gradients. The
+    *receiver* is the process with the segment after the boundary. Each of them holds the codec state of its own role; a
+    process with both segments holds both.
     """
 
     def __init__(
-        self, shape: MessageShape, states: Leg, gradients: Leg, *, at_inference: "BoundaryMethod | None" = None
+        self,
+        shape: MessageShape,
+        states: DirectionCodec,
+        gradients: DirectionCodec,
+        *,
+        at_inference: "BoundaryMethod | None" = None,
     ) -> None:
         self.shape, self.states, self.gradients = shape, states, gradients
         self.at_inference = at_inference or self
-        """What carries states in validation."""
+        """Codec of states in validation."""
 
     @property
     def forward_nbytes(self) -> int:
@@ -131,68 +140,69 @@ class BoundaryMethod:
     def backward_nbytes(self) -> int:
         return self.gradients.compressor.nbytes
 
-    def encode_state(self, state: Tensor, ids_BW: Tensor, crossing: Crossing) -> Tensor:
-        """uint8, without the ids."""
-        return self.states.encode(state.float(), Passage(training=crossing.training, ids_BW=ids_BW))
+    def encode_state(self, state: Tensor, ids_BW: Tensor, message_id: MessageId) -> Tensor:
+        """The encoded state as uint8, without the token ids."""
+        return self.states.encode(state.float(), MessageContext(training=message_id.training, ids_BW=ids_BW))
 
-    def decode_state(self, data: Tensor, ids_BW: Tensor, crossing: Crossing) -> Tensor:
-        state = self.states.decode(data, Passage(training=crossing.training, ids_BW=ids_BW))
+    def decode_state(self, data: Tensor, ids_BW: Tensor, message_id: MessageId) -> Tensor:
+        state = self.states.decode(data, MessageContext(training=message_id.training, ids_BW=ids_BW))
         return state.to(self.shape.dtype)
 
-    def encode_gradient(self, gradient: Tensor, crossing: Crossing) -> Tensor:
-        return self.gradients.encode(gradient.float(), self._backward(crossing))
+    def encode_gradient(self, gradient: Tensor, message_id: MessageId) -> Tensor:
+        return self.gradients.encode(gradient.float(), self._backward(message_id))
 
-    def decode_gradient(self, data: Tensor, crossing: Crossing) -> Tensor:
-        return self.gradients.decode(data, self._backward(crossing)).to(self.shape.dtype)
+    def decode_gradient(self, data: Tensor, message_id: MessageId) -> Tensor:
+        return self.gradients.decode(data, self._backward(message_id)).to(self.shape.dtype)
 
-    def _backward(self, crossing: Crossing, kept: Tensor | None = None) -> Passage:
+    def _backward(self, message_id: MessageId, kept_indices: Tensor | None = None) -> MessageContext:
         def uniform(shape: torch.Size) -> Tensor:
-            return crossing.uniform(shape, "backward")
+            return message_id.uniform(shape, "backward")
 
-        return Passage(training=crossing.training, uniform=uniform, kept=kept)
+        return MessageContext(training=message_id.training, uniform=uniform, kept_indices=kept_indices)
 
     @torch.no_grad()
-    def pack_forward(self, ids_BW: Tensor, state: Tensor, crossing: Crossing) -> Tensor:
-        """The whole message: the state, then the ids."""
-        encoded = self.encode_state(state.detach(), ids_BW, crossing)
+    def pack_forward(self, ids_BW: Tensor, state: Tensor, message_id: MessageId) -> Tensor:
+        """The complete forward message as uint8: the encoded state, then the token ids."""
+        encoded = self.encode_state(state.detach(), ids_BW, message_id)
         message = torch.cat((encoded, pack_ids(ids_BW, self.shape.vocab_size)))
-        return self._of_length(message, self.forward_nbytes)
+        return self._with_checked_length(message, self.forward_nbytes)
 
     @torch.no_grad()
-    def unpack_forward(self, message: Tensor, crossing: Crossing) -> tuple[Tensor, Tensor]:
-        message = self._of_length(message, self.forward_nbytes)
+    def unpack_forward(self, message: Tensor, message_id: MessageId) -> tuple[Tensor, Tensor]:
+        message = self._with_checked_length(message, self.forward_nbytes)
         state_nbytes = self.states.compressor.nbytes
         ids_shape = (self.shape.batch, self.shape.tokens + 1)
         ids_BW = unpack_ids(message[state_nbytes:], ids_shape, self.shape.vocab_size)
-        return ids_BW, self.decode_state(message[:state_nbytes], ids_BW, crossing)
+        return ids_BW, self.decode_state(message[:state_nbytes], ids_BW, message_id)
 
     @torch.no_grad()
-    def pack_backward(self, gradient: Tensor, crossing: Crossing) -> Tensor:
-        return self._of_length(self.encode_gradient(gradient, crossing), self.backward_nbytes)
+    def pack_backward(self, gradient: Tensor, message_id: MessageId) -> Tensor:
+        return self._with_checked_length(self.encode_gradient(gradient, message_id), self.backward_nbytes)
 
     @torch.no_grad()
-    def unpack_backward(self, message: Tensor, crossing: Crossing) -> Tensor:
-        return self.decode_gradient(self._of_length(message, self.backward_nbytes), crossing)
+    def unpack_backward(self, message: Tensor, message_id: MessageId) -> Tensor:
+        return self.decode_gradient(self._with_checked_length(message, self.backward_nbytes), message_id)
 
-    def _of_length(self, message: Tensor, nbytes: int) -> Tensor:
+    def _with_checked_length(self, message: Tensor, nbytes: int) -> Tensor:
         if message.dtype != torch.uint8 or message.numel() != nbytes:
             raise ValueError(f"a message of {message.numel()} x {message.dtype}, but {nbytes} bytes were stated")
         return message
 
-    def mark(self) -> None:
-        """A step begins: `go_back` forgets all that was learnt since."""
-        self.states.mark()
-        self.gradients.mark()
+    def snapshot(self) -> None:
+        """Remembers all codec state at the beginning of a step, for `rollback`."""
+        self.states.snapshot()
+        self.gradients.snapshot()
 
-    def go_back(self) -> None:
-        self.states.go_back()
-        self.gradients.go_back()
+    def rollback(self) -> None:
+        self.states.rollback()
+        self.gradients.rollback()
 
     def sender_state(self) -> dict[str, Tensor]:
-        """What the sender remembers between steps; nothing, or the same names from the first step to the last."""
+        """Codec state of the sender, for checkpoints: the same names at every step, empty for stateless codecs."""
         return _named(states=self.states.encoder_state(), gradients=self.gradients.decoder_state())
 
     def receiver_state(self) -> dict[str, Tensor]:
+        """Codec state of the receiver, for checkpoints, as `sender_state`."""
         return _named(states=self.states.decoder_state(), gradients=self.gradients.encoder_state())
 
     def load_sender_state(self, state: Mapping[str, Tensor]) -> None:
@@ -205,8 +215,10 @@ class BoundaryMethod:
 
 
 def _named(**parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{leg}.{name}": tensor for leg, part in parts.items() for name, tensor in part.items()}
+    return {f"{direction}.{name}": tensor for direction, part in parts.items() for name, tensor in part.items()}
 
 
-def _part(state: Mapping[str, Tensor], leg: str) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{leg}."): tensor for name, tensor in state.items() if name.startswith(f"{leg}.")}
+def _part(state: Mapping[str, Tensor], direction: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(f"{direction}."): tensor for name, tensor in state.items() if name.startswith(f"{direction}.")
+    }

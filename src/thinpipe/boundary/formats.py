@@ -1,7 +1,7 @@
-"""Number formats: rows of floats to bytes and back, each row by itself.
+"""Number formats: encode rows of floats as bytes, each row independently, and decode them to float32.
 
-fp32 and bf16 are the floats' own bytes. int8 and int4 keep the largest magnitude of a row as a bfloat16 scale and the
-entries as integers of that scale; int4 puts two in a byte. Decoding gives back float32.
+fp32 and bf16 are the floats' own bytes. int8 and int4 store one bfloat16 scale per row, derived from the row's largest
+magnitude, and the entries as integer multiples of the scale; int4 packs two entries into a byte.
 """
 
 from collections.abc import Callable
@@ -10,42 +10,42 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from thinpipe.boundary.lengths import ROWS, RowLength
+from thinpipe.boundary.sizes import ROW_SIZES, RowSize
 
-Uniform = Callable[[torch.Size], Tensor]
-"""Numbers in [0, 1) for rounding at random; None in its place rounds to nearest."""
+UniformSampler = Callable[[torch.Size], Tensor]
+"""Returns random numbers in [0, 1) of a shape, for stochastic rounding. None in its place means round to nearest."""
 
 
 class NumberFormat(Protocol):
     lossless: bool
-    """float32 comes back bit for bit."""
+    """Whether float32 values are restored bit for bit."""
     wants_rotation: bool
-    """So coarse that one large entry would cost all others their digits."""
+    """Whether rows should be rotated first, because the format is so coarse that one outlier ruins the whole row."""
 
     @property
     def row_nbytes(self) -> Callable[[int], int]:
-        """Of so many numbers."""
+        """Bytes of an encoded row, as a function of the row's width."""
         ...
 
-    def encode(self, values_NW: Tensor, uniform: Uniform | None = None) -> Tensor:
-        """uint8, [N, row_nbytes]."""
+    def encode(self, values_NW: Tensor, uniform: UniformSampler | None = None) -> Tensor:
+        """[N, W] to uint8 [N, row_nbytes(W)]."""
         ...
 
     def decode(self, rows: Tensor, width: int) -> Tensor:
-        """float32, [N, width]."""
+        """uint8 [N, row_nbytes(width)] to float32 [N, width]."""
         ...
 
 
 class FloatFormat:
-    """The bytes of a float type."""
+    """Values as the bytes of a floating-point type."""
 
     wants_rotation = False
 
-    def __init__(self, dtype: torch.dtype, row: RowLength) -> None:
+    def __init__(self, dtype: torch.dtype, row: RowSize) -> None:
         self.dtype, self.row_nbytes = dtype, row.nbytes
         self.lossless = dtype == torch.float32
 
-    def encode(self, values_NW: Tensor, uniform: Uniform | None = None) -> Tensor:  # noqa: ARG002
+    def encode(self, values_NW: Tensor, uniform: UniformSampler | None = None) -> Tensor:  # noqa: ARG002
         return values_NW.to(self.dtype).contiguous().view(torch.uint8)
 
     def decode(self, rows: Tensor, width: int) -> Tensor:  # noqa: ARG002
@@ -53,15 +53,16 @@ class FloatFormat:
 
 
 class IntegerFormat:
-    """Signed integers of `bits` bits with one scale a row; entries come back within half a scale, or within one."""
+    """Signed integers of `bits` bits with one scale per row. The error of an entry is at most half a scale (round to
+    nearest) or one scale (stochastic rounding)."""
 
     lossless = False
 
-    def __init__(self, row: RowLength) -> None:
+    def __init__(self, row: RowSize) -> None:
         self.bits, self.largest, self.row_nbytes = row.bits, 2 ** (row.bits - 1) - 1, row.nbytes
         self.wants_rotation = row.bits < 8
 
-    def encode(self, values_NW: Tensor, uniform: Uniform | None = None) -> Tensor:
+    def encode(self, values_NW: Tensor, uniform: UniformSampler | None = None) -> Tensor:
         values_NW = values_NW.float()
         scale_N1 = round_up_to_bf16(values_NW.abs().amax(1, keepdim=True) / self.largest)
         steps_NW = values_NW / torch.where(scale_N1 == 0, 1.0, scale_N1.float())
@@ -78,7 +79,7 @@ class IntegerFormat:
 
 
 def round_up_to_bf16(scale: Tensor) -> Tensor:
-    """The smallest bfloat16 that is not below: the largest entry of a row must still fit."""
+    """Rounds up to the next bfloat16, so that the largest entry of a row still fits the integer range."""
     nearest = scale.to(torch.bfloat16)
     upwards = torch.where(nearest < 0, -1, 1).to(torch.int16)
     next_up = (nearest.view(torch.int16) + upwards).view(torch.bfloat16)
@@ -98,8 +99,8 @@ def _unpack_nibbles(packed: Tensor, width: int) -> Tensor:
 
 
 FORMATS: dict[str, NumberFormat] = {
-    "fp32": FloatFormat(torch.float32, ROWS["fp32"]),
-    "bf16": FloatFormat(torch.bfloat16, ROWS["bf16"]),
-    "int8": IntegerFormat(ROWS["int8"]),
-    "int4": IntegerFormat(ROWS["int4"]),
+    "fp32": FloatFormat(torch.float32, ROW_SIZES["fp32"]),
+    "bf16": FloatFormat(torch.bfloat16, ROW_SIZES["bf16"]),
+    "int8": IntegerFormat(ROW_SIZES["int8"]),
+    "int4": IntegerFormat(ROW_SIZES["int4"]),
 }

@@ -1,68 +1,68 @@
-"""What boundaries are made of, by name.
+"""Registries of number formats, compressors and feedback codecs by name, and `make_method`, which combines them.
 
-Adding a compressor or a memory is a file and a line here; the contract test asks for a case of every one.
+A new compressor or feedback codec needs a module and an entry here; the contract test requires a test case for each.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
 from thinpipe.boundary.aqsgd import AqSgd
-from thinpipe.boundary.contract import BoundaryMethod, Compressor, Leg, MessageShape
-from thinpipe.boundary.feedback import Ef21, ErrorFeedback
+from thinpipe.boundary.contract import BoundaryMethod, Compressor, DirectionCodec, MessageShape
+from thinpipe.boundary.error_feedback import Ef21, ErrorFeedback
 from thinpipe.boundary.lowrank import LowRank
-from thinpipe.boundary.mask import Masked, MaskedMethod
-from thinpipe.boundary.plain import make_none, make_subspace
+from thinpipe.boundary.number_format import make_dense_compressor, make_subspace_compressor
 from thinpipe.boundary.quantise import Quantise
-from thinpipe.boundary.settings import BoundarySection, Compression, FormatName
+from thinpipe.boundary.reused_mask import MaskedCompressor, ReusedMaskMethod
 from thinpipe.boundary.topk import TopK
+from thinpipe.config.boundary import BoundaryConfig, CompressionConfig, FormatName
 
 METHODS: dict[str, Callable[[MessageShape, FormatName, int], Compressor]] = {
-    "none": make_none,
-    "subspace": make_subspace,
+    "none": make_dense_compressor,
+    "subspace": make_subspace_compressor,
 }
-"""Every number, in a number format."""
+"""Compressors of kind "none", by boundary method: all values, in a number format."""
 
-COMPRESSORS: dict[str, Callable[[MessageShape, Compression, int], Compressor]] = {
+COMPRESSORS: dict[str, Callable[[MessageShape, CompressionConfig, int], Compressor]] = {
     "topk": TopK,
     "quantise": Quantise,
     "lowrank": LowRank,
 }
 
-MEMORIES: dict[str, Callable[[Compressor, MessageShape, Path | None], Leg]] = {
-    "none": Leg,
+FEEDBACKS: dict[str, Callable[[Compressor, MessageShape, Path | None], DirectionCodec]] = {
+    "none": DirectionCodec,
     "ef": ErrorFeedback,
     "ef21": Ef21,
     "aqsgd": AqSgd,
 }
 
 
-def make_method(settings: BoundarySection, shape: MessageShape, *, confined: bool, seed: int) -> BoundaryMethod:
-    """The method of one boundary; both ends make it from the same settings.
+def make_method(settings: BoundaryConfig, shape: MessageShape, *, in_subspace: bool, seed: int) -> BoundaryMethod:
+    """The codec of one boundary. Sender and receiver each make their own, from the same settings and seed.
 
-    `confined` says that the state is coordinates in a subspace.
+    `in_subspace`: whether the state is subspace coordinates.
     """
-    name = settings.method_for(confined=confined)
+    name = settings.resolve_method(in_subspace=in_subspace)
 
-    def compressor(asked: Compression, number_format: FormatName) -> Compressor:
-        if asked.kind == "none":
+    def compressor(compression: CompressionConfig, number_format: FormatName) -> Compressor:
+        if compression.kind == "none":
             return METHODS[name](shape, number_format, seed)
-        return COMPRESSORS[asked.kind](shape, asked, seed)
+        return COMPRESSORS[compression.kind](shape, compression, seed)
 
     states = compressor(settings.states, settings.forward)
     if settings.gradients.reuse_mask:
         assert isinstance(states, TopK)
-        gradients: Compressor = Masked(states, settings.gradients.format or "bf16")
+        gradients: Compressor = MaskedCompressor(states, settings.gradients.format or "bf16")
     else:
         gradients = compressor(settings.gradients, settings.backward)
-    kind = MaskedMethod if settings.gradients.reuse_mask else BoundaryMethod
+    kind = ReusedMaskMethod if settings.gradients.reuse_mask else BoundaryMethod
     return kind(
         shape,
-        MEMORIES[settings.states.memory](states, shape, settings.store),
-        MEMORIES[settings.gradients.memory](gradients, shape, None),
-        at_inference=None if settings.at_inference else _whole(name, shape, seed),
+        FEEDBACKS[settings.states.feedback](states, shape, settings.store),
+        FEEDBACKS[settings.gradients.feedback](gradients, shape, None),
+        at_inference=None if settings.at_inference else _uncompressed_method(name, shape, seed),
     )
 
 
-def _whole(name: str, shape: MessageShape, seed: int) -> BoundaryMethod:
-    leg = Leg(METHODS[name](shape, "fp32", seed), shape)
-    return BoundaryMethod(shape, leg, leg)
+def _uncompressed_method(name: str, shape: MessageShape, seed: int) -> BoundaryMethod:
+    codec = DirectionCodec(METHODS[name](shape, "fp32", seed), shape)
+    return BoundaryMethod(shape, codec, codec)

@@ -1,8 +1,9 @@
-"""A seeded orthogonal rotation that spreads a few large entries over their block, so that integers waste no range.
+"""Seeded randomised Hadamard rotation: spreads outliers over all channels of a block, so that integer formats do not
+waste their range on them.
 
-Random signs, then a Walsh-Hadamard transform on blocks of the largest power of two that divides the width: orthogonal,
-its own inverse up to the signs, and W log W additions a row. A block is the row if W is a power of two, and a pair if W
-is twice an odd number. A basis that is already random needs none.
+Random signs, then a Walsh-Hadamard transform on blocks of the largest power of two that divides the width W:
+orthogonal, its own inverse up to the signs, W log W additions per row. If W is a power of two, the block is the whole
+row; if W is twice an odd number, only a pair. Coordinates in a random basis need no rotation.
 """
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from thinpipe.core.seeds import derive_seed
 
 
-class Rotation:
+class HadamardRotation:
     def __init__(self, width: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(derive_seed(seed, "rotation"))
         self.signs_W = torch.randint(0, 2, (width,), generator=generator).float() * 2 - 1
@@ -20,7 +21,7 @@ class Rotation:
     def apply(self, values_NW: Tensor) -> Tensor:
         return self._transform(values_NW * self.signs_W.to(values_NW))
 
-    def undo(self, values_NW: Tensor) -> Tensor:
+    def inverse(self, values_NW: Tensor) -> Tensor:
         return self._transform(values_NW) * self.signs_W.to(values_NW)
 
     def _transform(self, values_NW: Tensor) -> Tensor:

@@ -1,26 +1,26 @@
-"""Checkpoints: one safetensors file per layer and a manifest, whole or absent. No pickle.
+"""Atomic checkpoints: one safetensors file per layer and a manifest. No pickle.
 
-`folder` knows files and nothing of models; `state` knows what a model, its optimiser and its basis have to keep,
-`memories` what its boundaries do.
+`storage` handles files and is independent of models; `state` maps model, optimizer and basis to layers; `codec_state`
+does so for the codec state of boundary methods; `distributed` saves from all processes of a run.
 """
 
-from thinpipe.checkpoint.folder import Checkpoint, CheckpointFolder, Manifest
+from thinpipe.checkpoint.codec_state import codec_states, restore_codec_states
 from thinpipe.checkpoint.load import find_checkpoint, load_model, run_folder_of
-from thinpipe.checkpoint.memories import memories, restore_memories
-from thinpipe.checkpoint.state import describe, layers_of, model_config_of, restore, state_by_layer
+from thinpipe.checkpoint.state import layers_of, model_config_of, new_manifest, restore, state_by_layer
+from thinpipe.checkpoint.storage import Checkpoint, CheckpointFolder, Manifest
 
 __all__ = [
     "Checkpoint",
     "CheckpointFolder",
     "Manifest",
-    "describe",
+    "codec_states",
     "find_checkpoint",
     "layers_of",
     "load_model",
-    "memories",
     "model_config_of",
+    "new_manifest",
     "restore",
-    "restore_memories",
+    "restore_codec_states",
     "run_folder_of",
     "state_by_layer",
 ]

@@ -1,7 +1,8 @@
-"""What has to be kept of a model, layer by layer: weights, optimiser state, basis, the tracker's sums.
+"""Training state by checkpoint layer: weights, optimizer moments, basis, basis tracker sums.
 
-The layers are `first`, `blocks.N`, `necks.N` and `last`, and `run` for what every process has alike. Nothing depends on
-how many processes hold them. No random state is kept: everything random is drawn from seeds that name their place.
+The layers are `first`, `blocks.N`, `projections.N` and `last`, plus `run` for the tensors that every process has. They
+do not depend on the number of processes. No RNG state is saved: random numbers are drawn from seeds derived from their
+use (step, micro-batch, segment, ...).
 """
 
 import platform
@@ -14,21 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe import __version__
-from thinpipe.checkpoint.folder import Checkpoint, Manifest
+from thinpipe.checkpoint.storage import Checkpoint, Manifest
+from thinpipe.config.model import CONFIGS
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import NUMERICS_VERSION
 from thinpipe.models import Model, ModelConfig
-from thinpipe.models.config import CONFIGS
+from thinpipe.optim.rowwise_adamw import second_moment_shape
 from thinpipe.subspace import Basis, GrassmannTracker, Subspace
-from thinpipe.subspace.rowwise import second_moment_shape
 
 _RUN, _LAST = "run", "last"
 _TRACKER_SUM, _TRACKER_TRACE = "tracker:su_DK", "tracker:trace"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
-def describe(model: Model, *, step: int = 0, samples_seen: int = 0, data_sha256: str = "", run: str = "") -> Manifest:
-    """What the manifest of a checkpoint of this model says, before its files are written."""
+def new_manifest(
+    model: Model, *, step: int = 0, samples_seen: int = 0, data_sha256: str = "", run: str = ""
+) -> Manifest:
+    """Manifest of a checkpoint of this model, still without files and checksum."""
     config = model.config
     basis = model.space.basis if isinstance(model.space, Subspace) else None
     return Manifest(
@@ -37,7 +40,7 @@ def describe(model: Model, *, step: int = 0, samples_seen: int = 0, data_sha256:
         data_sha256=data_sha256,
         run=run,
         family=config.family,
-        model=asdict(config),  # all fields: msgspec leaves out defaults of what it has read itself
+        model=asdict(config),  # all fields: msgspec omits defaults of structs that it has decoded
         basis_version=basis.version if basis else None,
         basis_sha256=basis.hash if basis else None,
         versions=versions(),
@@ -45,7 +48,7 @@ def describe(model: Model, *, step: int = 0, samples_seen: int = 0, data_sha256:
 
 
 def versions() -> dict[str, str]:
-    """Of the software that decides what the numbers are; so does the number of threads."""
+    """Versions of the software that affects numerical results, and the number of torch threads, which does so too."""
     return {
         "thinpipe": __version__,
         "numerics": str(NUMERICS_VERSION),
@@ -56,6 +59,7 @@ def versions() -> dict[str, str]:
 
 
 def model_config_of(checkpoint: Checkpoint) -> ModelConfig:
+    """Model configuration of a checkpoint. Raises UserError for an unknown family."""
     manifest = checkpoint.manifest
     if manifest.family not in CONFIGS:
         raise UserError(f"{checkpoint.path} holds a model of family {manifest.family!r}, known are {list(CONFIGS)}")
@@ -63,7 +67,7 @@ def model_config_of(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def layers_of(parameters: Iterable[str]) -> list[str]:
-    """The files that hold these parameters, and the one that every process needs."""
+    """Layers that hold these parameters (by name), and the layer `run`."""
     return [*dict.fromkeys(_layer_of(name) for name in parameters), _RUN]
 
 
@@ -73,7 +77,7 @@ def state_by_layer(
     optimizer: torch.optim.Optimizer | None = None,
     tracker: GrassmannTracker | None = None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Views of everything to save; nothing is copied. A tracker comes with the last layer."""
+    """Tensors to save by layer, as views without copies. `tracker` requires the parameters of the layer `last`."""
     layers: dict[str, dict[str, Tensor]] = {}
     for name, parameter in parameters.items():
         tensors = layers.setdefault(_layer_of(name), {})
@@ -95,7 +99,10 @@ def restore(
     optimizer: torch.optim.Optimizer | None = None,
     tracker: GrassmannTracker | None = None,
 ) -> None:
-    """Sets everything to what was saved. Without an optimiser only weights and basis."""
+    """Restores the saved state in place; without an optimizer and tracker, only weights and basis.
+
+    Raises UserError if the checkpoint does not fit the parameters, their dtype or the optimizer settings.
+    """
     for layer in dict.fromkeys(_layer_of(name) for name in parameters):
         tensors = checkpoint.layer(layer)
         for name, parameter in parameters.items():
@@ -116,14 +123,14 @@ def restore(
         if tracker is not None:
             tracker.restart(space.basis)
             last = checkpoint.layer(_LAST)
-            if _TRACKER_SUM in last:  # otherwise the basis did not move until now, and an interval begins
+            if _TRACKER_SUM in last:  # absent if the basis was fixed so far: a new interval begins
                 tracker.su_DK.copy_(last[_TRACKER_SUM])
                 tracker.trace.copy_(last[_TRACKER_TRACE])
 
 
 def _layer_of(name: str) -> str:
     parts = name.split(".")
-    return ".".join(parts[:2]) if parts[0] in ("blocks", "necks") else parts[0]
+    return ".".join(parts[:2]) if parts[0] in ("blocks", "projections") else parts[0]
 
 
 def _moments(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -> Mapping[str, Tensor]:
@@ -143,7 +150,7 @@ def _set_moments(
         return
     group = next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
     expected = second_moment_shape(parameter, group["second_moment"])
-    if saved["exp_avg_sq"].shape != expected:  # the fused kernel would read past its end
+    if saved["exp_avg_sq"].shape != expected:  # the fused kernel would read out of bounds
         raise UserError(
             f"{checkpoint.path} was saved with another optimizer.second_moment than {group['second_moment']!r}: "
             "go on with the old one, or start a new run from it with model.initial"

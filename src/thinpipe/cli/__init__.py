@@ -1,7 +1,7 @@
 """The command `thinpipe`: parses a verb's settings with tyro and calls the verb's function.
 
-It holds no logic of any verb and imports no torch. Exit code 2 means that what was asked for makes no sense, and comes
-with one message and no traceback.
+It holds no logic of any verb and imports no torch. Exit code 2 is a user error, reported as one message without a
+traceback.
 """
 
 import importlib
@@ -13,17 +13,17 @@ from typing import Annotated, Any, Union
 import tyro
 
 from thinpipe import __version__
-from thinpipe.cli.verbs import GROUPS, VERBS, Verb
-from thinpipe.core.config import load_toml
+from thinpipe.cli.commands import VERBS, Verb
+from thinpipe.config.presets import preset_names, settings_file
+from thinpipe.config.toml import load_toml
 from thinpipe.core.errors import UserError
-from thinpipe.core.extras import need
-from thinpipe.train.shipped import settings_file, shipped
+from thinpipe.core.extras import require_extra
 
 DESCRIPTION = "Train language models over ordinary internet links. `thinpipe --version` prints the version."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line (that of the process by default) and returns its exit code."""
+    """Runs one command line (`sys.argv` by default) and returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments) == ["--version"]:
         print(f"thinpipe {__version__}")
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         verb, config = _parse(arguments)
         if verb.swarm:
-            need("nats", extra="swarm", what=f"thinpipe {arguments[0]}")
+            require_extra("nats", extra="swarm", what=f"thinpipe {arguments[0]}")
         module, function = verb.target.split(":")
         code: int | None = getattr(importlib.import_module(module), function)(config)
     except UserError as error:
@@ -39,20 +39,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `thinpipe ... | head` has seen enough; what is still buffered must not complain either
+    except BrokenPipeError:  # as in `thinpipe ... | head`; flushing stdout at exit must not raise it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code or 0
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Verb, Any]:
+    """The verb and its settings. Raises UserError if a settings file is missing or invalid."""
     name = arguments[0] if arguments else ""
     verb = VERBS.get(name)
     if verb is not None and verb.starts_with_file and arguments[1:2] not in (["--help"], ["-h"]):
         if len(arguments) < 2 or arguments[1].startswith("-"):
             raise UserError(
                 f"{name} starts from a file with settings: thinpipe {name} RUN.toml [--section.field value], "
-                f"or from one that comes with thinpipe: {', '.join(map(repr, shipped()))}"
+                f"or from one that comes with thinpipe: {', '.join(map(repr, preset_names()))}"
             )
         settings = load_toml(settings_file(arguments[1]), verb.config)
         program = f"thinpipe {name} {arguments[1]}"
@@ -62,23 +63,12 @@ def _parse(arguments: Sequence[str]) -> tuple[Verb, Any]:
 
 
 def parser_type(verbs: dict[str, Verb]) -> Any:
-    """The nested union of settings from which tyro makes verbs and sub-verbs."""
-    members: dict[str, Any] = {}
-    for name, verb in verbs.items():
-        group, _, last = name.rpartition(" ")
-        target = members.setdefault(group, {}) if group else members
-        target[last] = Annotated[_remembering(verb), tyro.conf.subcommand(last)]
-    for name, member in members.items():
-        if isinstance(member, dict):
-            members[name] = Annotated[_union(member), tyro.conf.subcommand(name, description=GROUPS[name])]
-    return _union(members)
+    """Union of settings classes from which tyro makes subcommands."""
+    members = (Annotated[_config_with_verb(verb), tyro.conf.subcommand(name)] for name, verb in verbs.items())
+    # tyro makes subcommands only for a union, and a union of one type is that type: hence a hidden second member.
+    return Union[(*members, Annotated[None, tyro.conf.Suppress])]
 
 
-def _union(members: dict[str, Any]) -> Any:
-    # tyro shows verbs for a union only, and a union of one type is that type: hence a hidden second member.
-    return Union[(*members.values(), Annotated[None, tyro.conf.Suppress])]
-
-
-def _remembering(verb: Verb) -> type[Any]:
-    """The verb's settings in a class that knows its verb, so that two verbs may share their settings."""
+def _config_with_verb(verb: Verb) -> type[Any]:
+    """Subclass of the verb's settings with the attribute `verb`, so that two verbs can share a settings class."""
     return type(verb.config.__name__, (verb.config,), {"__doc__": verb.config.__doc__, "verb": verb})

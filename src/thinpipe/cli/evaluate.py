@@ -1,4 +1,4 @@
-"""`thinpipe eval`: how well a trained model predicts the validation text."""
+"""`thinpipe eval`: validation loss, perplexity and bits per byte of a checkpoint."""
 
 import json
 import math
@@ -7,11 +7,11 @@ import tomllib
 import torch
 
 from thinpipe.checkpoint import Checkpoint, find_checkpoint, load_model, run_folder_of
-from thinpipe.cli.settings import EvalConfig
-from thinpipe.core.config import from_table
+from thinpipe.config.commands import EvalConfig
+from thinpipe.config.run import RunConfig
+from thinpipe.config.toml import from_table
 from thinpipe.core.errors import UserError
-from thinpipe.data import SpreadBatches, Tokenizer, Tokens, has_tokens, sequential_batches
-from thinpipe.train.config import RunConfig
+from thinpipe.data import EvenlySpacedBatches, Tokenizer, Tokens, has_tokens, sequential_batches
 from thinpipe.train.engine import choose_device, mean_loss
 
 
@@ -32,7 +32,7 @@ def run(config: EvalConfig) -> int:
     refuse_other_tokenizer(tokens, checkpoint)
     size = {"seq_len": seq_len, "batch_size": config.batch_size}
     batches = (
-        SpreadBatches(tokens, **size, count=config.max_batches)
+        EvenlySpacedBatches(tokens, **size, count=config.max_batches)
         if config.max_batches
         else (ids for ids, _ in sequential_batches(tokens, **size))
     )
@@ -53,7 +53,8 @@ def run(config: EvalConfig) -> int:
 
 
 def refuse_other_tokenizer(tokens: Tokens, checkpoint: Checkpoint) -> None:
-    """The same ids with another meaning would give a loss that means nothing."""
+    """Raises UserError if the tokens were made with another tokenizer than the checkpoint's, which would make the loss
+    meaningless."""
     folder = run_folder_of(checkpoint) / "tokenizer"
     if folder.is_dir() and Tokenizer.load(folder).vocabulary != tokens.manifest.vocabulary:
         raise UserError(f"{tokens.folder} was made with another tokenizer: tokenize with --tokenizer {folder}")

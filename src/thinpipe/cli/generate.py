@@ -1,10 +1,10 @@
-"""`thinpipe generate`: a trained model continues a text, shown as it comes."""
+"""`thinpipe generate`: continues a prompt with a trained model, streaming the text."""
 
 import sys
 from collections.abc import Iterator
 
 from thinpipe.checkpoint import find_checkpoint, load_model, run_folder_of
-from thinpipe.cli.settings import GenerateConfig
+from thinpipe.config.commands import GenerateConfig
 from thinpipe.data import Tokenizer
 from thinpipe.models.generate import generate
 from thinpipe.train.engine import choose_device
@@ -21,7 +21,7 @@ def run(config: GenerateConfig) -> int:
 
 
 def continuation(config: GenerateConfig) -> Iterator[str]:
-    """The text that comes after the prompt, piece by piece; no character is cut."""
+    """Generated text after the prompt, in pieces of whole characters."""
     checkpoint = find_checkpoint(config.run)
     tokenizer = Tokenizer.load(run_folder_of(checkpoint) / "tokenizer")
     model = load_model(checkpoint, choose_device(config.device))
@@ -44,7 +44,7 @@ def continuation(config: GenerateConfig) -> Iterator[str]:
                 return
             new_ids.append(token)
             text = tokenizer.decode(new_ids)
-            if not text.endswith("\ufffd"):  # half a character: wait for the rest
+            if not text.endswith("\ufffd"):  # incomplete UTF-8 sequence: wait for the rest
                 yield text[len(shown) :]
                 shown = text
 

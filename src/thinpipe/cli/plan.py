@@ -1,4 +1,4 @@
-"""`thinpipe plan`: reads the machines and the model, drafts, and prints. Imports no torch."""
+"""`thinpipe plan`: loads machines and model, makes a plan (or searches for the fastest), prints it. No torch."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,55 +6,55 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from thinpipe.config.plan import PlanConfig
+from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
-from thinpipe.core.extras import need
+from thinpipe.core.extras import require_extra
 from thinpipe.core.units import parse_count
 from thinpipe.plan.advice import advise, bottleneck
-from thinpipe.plan.bill import bill
-from thinpipe.plan.config import PlanConfig
 from thinpipe.plan.devices import precision_of
-from thinpipe.plan.draft import Draft, draft
-from thinpipe.plan.machines import Machines, from_status, load_machines
-from thinpipe.plan.render import as_table, render
+from thinpipe.plan.machines import Machines, load_machines
+from thinpipe.plan.model_shape import resolve_model
+from thinpipe.plan.planner import Plan, estimate_cost, make_plan
+from thinpipe.plan.render import as_dict, render
 from thinpipe.plan.search import search
-from thinpipe.plan.shape import model_of
-from thinpipe.train.config import RunConfig
+from thinpipe.swarm.protocol.status import machines_from_status
 
 
 def run(config: PlanConfig) -> int:
-    """1: it does not fit."""
-    settings, everyone = config.as_run(), config.hub.everyone
-    model, guessed = model_of(settings, config.vocab_size)
-    machines = _machines(config.machines, settings)
+    """Exit code 1 if the plan does not fit."""
+    settings, use_all_peers = config.as_run(), config.hub.use_all_peers
+    model, guessed = resolve_model(settings, config.vocab_size)
+    machines = _load_machines(config.machines, settings)
     machines = replace(machines, assumptions=(*machines.assumptions, *guessed))
     tried = ""
     if config.search:
-        found = search(settings, model, machines, everyone=everyone)
+        found = search(settings, model, machines, use_all_peers=use_all_peers)
         before, settings, model = model, found.best.config, found.best.model
-        end = "" if found.at_the_end else " (there may be better ones)"
+        end = "" if found.converged else " (there may be better ones)"
         moved = (
             "" if model == before else "\nIts cut is another, and with it what is trained: compare more than its speed."
         )
-        tried = f"{found.tried} combinations tried{end}. The fastest:\n{_as_flags(found.best)}{moved}"
-    plan = draft(settings, model, machines, everyone=everyone, record=config.figure is not None)
-    limit, changes = bottleneck(plan), advise(plan, everyone=everyone)
-    cost = bill(plan, None if config.tokens is None else parse_count(config.tokens))
+        tried = f"{found.tried} combinations tried{end}. The fastest:\n{_as_cli_flags(found.best)}{moved}"
+    plan = make_plan(settings, model, machines, use_all_peers=use_all_peers, record=config.figure is not None)
+    limit, changes = bottleneck(plan), advise(plan, use_all_peers=use_all_peers)
+    cost = estimate_cost(plan, None if config.tokens is None else parse_count(config.tokens))
     if config.json:
-        print(msgspec.json.encode(as_table(plan, limit, changes, cost)).decode())
+        print(msgspec.json.encode(as_dict(plan, limit, changes, cost)).decode())
     else:
         console = Console(highlight=False, markup=False)
         if tried:
             console.print(tried, soft_wrap=True)
         console.print(render(plan, limit, changes, cost))
     if config.figure is not None:
-        from thinpipe.plan.figure import draw
+        from thinpipe.plan.simulation.timeline_figure import draw_timeline
 
-        draw(plan, config.figure)
+        draw_timeline(plan, config.figure)
     return 0 if plan.fits else 1
 
 
-def _as_flags(plan: Draft) -> str:
-    """Of a run like this, whatever its file says."""
+def _as_cli_flags(plan: Plan) -> str:
+    """Flags of `thinpipe train` or `thinpipe hub` that set what the search chose, whatever the settings file says."""
     section = plan.config.parallelism
     flags = {
         "model.boundaries": " ".join(map(str, plan.model.boundaries)),
@@ -64,18 +64,18 @@ def _as_flags(plan: Draft) -> str:
         "parallelism.pipeline-parallel-shares": "None",
     }
     if plan.machines.hub is None:
-        flags["parallelism.pipeline-parallel-degree"] = str(len(plan.parts))
+        flags["parallelism.pipeline-parallel-degree"] = str(len(plan.machine_loads))
     return "  " + " ".join(f"--{name} {value}" for name, value in flags.items() if value)
 
 
-def _machines(named: Path | None, settings: RunConfig) -> Machines:
+def _load_machines(named: Path | None, settings: RunConfig) -> Machines:
     if named is None:
         raise UserError(
             "a plan needs machines: --machines FILE (examples/machines.toml is one), or the folder of a hub's run"
         )
     if named.is_dir():
-        need("nats", extra="swarm", what="a plan for the peers of a hub")
-        from thinpipe.cli.swarm import ask_status
+        require_extra("nats", extra="swarm", what="a plan for the peers of a hub")
+        from thinpipe.cli.hub_commands import ask_status
 
-        return from_status(ask_status(named))
+        return machines_from_status(ask_status(named))
     return load_machines(named, precision=precision_of(settings))

@@ -1,4 +1,4 @@
-"""`thinpipe tokenize`: text becomes a folder of tokens that a run trains on."""
+"""`thinpipe tokenize`: converts text to a folder of tokens for training."""
 
 from thinpipe.data import Manifest, PrepareConfig, prepare, progress_bar
 
@@ -6,9 +6,9 @@ from thinpipe.data import Manifest, PrepareConfig, prepare, progress_bar
 def run(config: PrepareConfig) -> int:
     prepared = prepare(config, progress_bar)
     print(f"{config.output}: vocabulary of {prepared.train.vocabulary.size:,}")
-    for side, manifest in (("train", prepared.train), ("validation", prepared.validation)):
+    for split, manifest in (("train", prepared.train), ("validation", prepared.validation)):
         if manifest is not None:
-            print(f"  {side}: {_describe(manifest)}")
+            print(f"  {split}: {_describe(manifest)}")
     if prepared.validation is None:
         print("  no validation text: give --validation-sources or --validation-fraction to follow a run's progress")
     return 0

@@ -1,1 +1,2 @@
-"""Words that every part shares. Imports nothing of ours and no torch."""
+"""Utilities that every package shares: errors, events, files, locks, seeds, units. Imports no other thinpipe package
+and no torch."""

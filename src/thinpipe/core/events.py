@@ -1,6 +1,7 @@
-"""What happened in a run, one JSON object a line: console, plots, reports and tests read the same file.
+"""Event log of a run: a JSON-lines file that console, plots, reports and tests all read.
 
-The schema is the structs below. A line is written whole and flushed; a reader skips a last line cut short by a crash.
+The structs below are its schema. Each line is written with a single unbuffered write; readers skip a line that a crash
+has truncated.
 """
 
 import errno
@@ -16,38 +17,40 @@ import msgspec
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     time_s: float = msgspec.field(default_factory=time.time)
-    """Seconds since 1970, for people; durations are measured with a monotonic clock and have fields of their own."""
+    """Wall-clock time of the event, in seconds since 1970. Not for durations, which have fields of their own, measured
+    with a monotonic clock."""
 
 
 class Started(Event, frozen=True, kw_only=True, tag="started"):
-    """A process began or went on with the run."""
+    """The run started, or was resumed."""
 
     step: int
     config: str
-    """The resolved settings, as TOML."""
+    """Resolved settings of the run, as TOML."""
     parameters: int
+    """Number of trainable parameters."""
     versions: dict[str, str]
     resumed_from: str | None = None
     changed: list[str] = []
-    """Settings that differ from those of the checkpoint."""
+    """Settings that differ from those of the checkpoint resumed from."""
     dim: int = 0
-    """Numbers of a token in a dense model of this width; 0 in logs that do not say it."""
+    """Width of the model's residual stream; 0 in logs of versions that did not record it."""
     segments: list[list[int]] = []
-    """Those that each process computes."""
+    """Segment indices of each process."""
 
 
-class LinkUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What crossed one boundary between two processes in one direction, in one step."""
+class LinkTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Traffic of one step over one boundary between two processes, in one direction."""
 
     boundary: int
     forward: bool
-    """States go forward, gradients back."""
+    """True: states, sent forward. False: gradients, sent backward."""
     nbytes: int
-    """Payload that the receiver counted."""
+    """Payload bytes, counted by the receiver."""
     waited_s: float
-    """That the receiver had nothing to do but wait for it."""
+    """Seconds that the receiver was idle waiting for these messages."""
     mbps: float
-    """Averaged over the step."""
+    """Megabits per second, averaged over the longest pipeline run of any process in the step."""
 
 
 class Step(Event, frozen=True, kw_only=True, tag="step"):
@@ -55,54 +58,56 @@ class Step(Event, frozen=True, kw_only=True, tag="step"):
 
     step: int
     loss: float
-    """Mean over the tokens of the step, in nats, before the step."""
+    """Mean loss per token in nats, before the optimiser update."""
     grad_norm: float
-    """Before clipping."""
+    """Global gradient norm before clipping."""
     lr: float
     tokens: int
-    """Seen since the run began."""
+    """Tokens trained on since the run started."""
     seconds: float
     tokens_per_second: float
-    links: list[LinkUse] = []
-    """Between processes; empty for one."""
+    links: list[LinkTraffic] = []
+    """Traffic between processes; empty for a single process."""
     busy: list[float] = []
-    """The share of the step in which each process computed."""
+    """Fraction of its own pipeline run that each process spent computing."""
     memory: list[int] = []
-    """The most bytes that each process ever held: resident, or allocated on a GPU."""
+    """Peak memory of each process in bytes: resident set, or GPU allocation."""
 
     @property
     def bubble(self) -> float | None:
-        """The share of the processes' time that went by in waiting."""
+        """Pipeline bubble: mean fraction of the step that the processes spent waiting."""
         return 1 - sum(self.busy) / len(self.busy) if self.busy else None
 
     @property
     def slowest(self) -> int | None:
-        """The process for which the others wait."""
+        """Rank of the process that computed for the largest fraction of the step."""
         return self.busy.index(max(self.busy)) if self.busy else None
 
 
 class Retried(Event, frozen=True, kw_only=True, tag="retried"):
-    """A step that went wrong and left no trace: it is computed again, from the same weights and on the same data."""
+    """A step failed and is computed again, from the same weights and on the same data. The failed attempt changed
+    nothing."""
 
     step: int
     culprit: str
-    """What was bad first: "state over boundary 0", "gradient over boundary 0", "loss", or the first parameter in layer
-    order with a bad gradient."""
+    """First invalid quantity: "state over boundary 0", "gradient over boundary 0", "loss", or the first parameter in
+    layer order with an invalid gradient."""
     sender: str
-    """Who had good input and gave bad output: "process 1", or the name of a peer."""
+    """Process whose input was valid and whose output was not: "process 1", or the name of a peer."""
     boundary: int | None
-    """That it crossed, if it did."""
+    """Boundary over which the invalid value was sent; None if it was not sent."""
     forward: bool
+    """Direction over the boundary: True for a state, False for a gradient."""
     reason: str
-    """What is said of the culprit: "is not finite", "is absurdly large"."""
+    """What is wrong with the culprit: "is not finite", "is absurdly large"."""
 
 
 class Skipped(Event, frozen=True, kw_only=True, tag="skipped"):
-    """A step that went wrong again when it was retried: no weight changed."""
+    """A step that failed again when it was retried. It was skipped: no weight changed."""
 
     step: int
     loss: float | None
-    """None when the loss itself was not finite, which JSON cannot say."""
+    """None if the loss was not finite, which JSON cannot express."""
     culprit: str
     """As in `Retried`."""
     sender: str = ""
@@ -112,7 +117,7 @@ class Skipped(Event, frozen=True, kw_only=True, tag="skipped"):
 class Validated(Event, frozen=True, kw_only=True, tag="validated"):
     step: int
     loss: float | None
-    """None when it was not finite."""
+    """Mean validation loss per token in nats; None if it was not finite."""
     bits_per_byte: float | None
     tokens: int
     seconds: float
@@ -143,81 +148,86 @@ class SaveFailed(Event, frozen=True, kw_only=True, tag="save_failed"):
 
 
 class Stopped(Event, frozen=True, kw_only=True, tag="stopped"):
-    """`reason`: finished, signal, not_finite, not_saved."""
+    """The run stopped. `reason` is one of finished, signal, not_finite, not_saved."""
 
     step: int
     reason: str
 
 
-class PeerPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """What a peer computes, and what was measured of its machine and of its line to the hub."""
+class PeerAssignment(msgspec.Struct, frozen=True, kw_only=True):
+    """Segments assigned to a peer, and the measured speed of its machine and of its link to the hub."""
 
     name: str
     segments: list[int]
     device: str = ""
     flops: float = 0.0
+    """Measured floating-point operations per second."""
     memory_nbytes: int = 0
-    """That the run may use there."""
+    """Memory of the peer that the run may use, in bytes."""
     up_bps: float = 0.0
+    """Uplink rate in bits per second."""
     down_bps: float = 0.0
+    """Downlink rate in bits per second."""
     latency_s: float = 0.0
-    """There and back."""
+    """Round-trip time to the hub in seconds."""
 
 
-class Assembled(Event, frozen=True, kw_only=True, tag="assembled"):
-    """An epoch of a hub's run begins: these peers compute, in the order of their segments; others are spares."""
+class GenerationStarted(Event, frozen=True, kw_only=True, tag="generation_started"):
+    """A generation of a hub's run started: the set of peers that compute together until one of them is lost or the
+    assignment changes. Peers that are not listed are standbys."""
 
-    epoch: int
+    generation: int
     step: int
-    """Of the commit from which it goes on."""
-    peers: list[PeerPlace]
+    """Step of the commit from which the generation continues."""
+    peers: list[PeerAssignment]
+    """Peers in pipeline order."""
 
 
-class Arrived(Event, frozen=True, kw_only=True, tag="arrived"):
-    """A peer joined a hub's run, or came back."""
+class PeerJoined(Event, frozen=True, kw_only=True, tag="peer_joined"):
+    """A peer joined or rejoined a hub's run."""
 
     step: int
-    """Of the newest commit."""
+    """Step of the newest commit."""
     peer: str
 
 
-class Departed(Event, frozen=True, kw_only=True, tag="departed"):
-    """A peer left a hub's run, was lost or removed."""
+class PeerLeft(Event, frozen=True, kw_only=True, tag="peer_left"):
+    """A peer left a hub's run, was lost, or was removed."""
 
     step: int
-    """Of the newest commit."""
-    epoch: int
-    """That it ended, or 0 when nobody waited for it."""
+    """Step of the newest commit."""
+    generation: int
+    """Generation that ended because the peer left; 0 if the peer was not computing."""
     peer: str
     reason: str
-    """In words, with its name."""
+    """Complete sentence for people, including the peer's name."""
 
 
 TrainingEvent = Started | Step | Retried | Skipped | Validated | BasisChanged | Saved | SaveFailed | Stopped
-"""What those who compute may tell of a run."""
-HubEvent = Assembled | Arrived | Departed
-"""What its hub alone may tell."""
+"""Events that a training process writes, or sends to its hub."""
+HubEvent = GenerationStarted | PeerJoined | PeerLeft
+"""Events that only a hub writes; the hub rejects them from peers."""
 AnyEvent = TrainingEvent | HubEvent
 
 _DECODER = msgspec.json.Decoder(AnyEvent)
 
 
 class EventLog:
-    """Appends to a file; an earlier run's lines stay, and a line that a crash cut short is closed first."""
+    """Appends events to a log file. Existing lines stay; a truncated last line is terminated before the first write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
-        self._torn = self._file.tell() > 0 and not _ends_with_newline(path)
+        self._has_partial_line = self._file.tell() > 0 and not _ends_with_newline(path)
 
     def write(self, event: AnyEvent) -> None:
-        """Raises OSError when there is no room; the next event then begins on a line of its own."""
-        line = (b"\n" if self._torn else b"") + msgspec.json.encode(event) + b"\n"
-        self._torn = True
+        """Appends one event. Raises OSError when the disk is full; the next event then starts on a new line."""
+        line = (b"\n" if self._has_partial_line else b"") + msgspec.json.encode(event) + b"\n"
+        self._has_partial_line = True
         if self._file.write(line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._torn = False
+        self._has_partial_line = False
 
     def close(self) -> None:
         self._file.close()
@@ -232,19 +242,21 @@ class EventLog:
 
 
 def read_events(path: Path) -> Iterator[AnyEvent]:
-    """Events in the order of writing; lines that are not whole are passed over."""
+    """Events in the order of writing. Skips truncated lines; raises msgspec.ValidationError for a line of another
+    schema."""
     with path.open("rb") as file:
         for line in file:
             try:
                 yield _DECODER.decode(line)
             except msgspec.ValidationError:
-                raise  # whole, but of another schema
+                raise  # complete JSON, but of another schema
             except msgspec.DecodeError:
                 continue
 
 
-def read_known_events(path: Path) -> tuple[list[AnyEvent], int]:
-    """Like `read_events`, for logs of any version: the events that this one knows, and how many lines it does not."""
+def read_events_of_any_version(path: Path) -> tuple[list[AnyEvent], int]:
+    """Like `read_events`, for logs of any thinpipe version: the events of the current schema, and the number of lines
+    of another schema."""
     events, unknown = list[AnyEvent](), 0
     with path.open("rb") as file:
         for line in file:

@@ -1,16 +1,19 @@
-"""Libraries that not everybody needs: whether they are here, and how to get them. Imports none of them."""
+"""Optional dependencies (extras): checks whether they are installed, without importing them."""
 
 from importlib.util import find_spec
 
 from thinpipe.core.errors import UserError
 
 
-def need(module: str, *, extra: str, what: str) -> None:
-    """Call before importing an optional library: `what` is what cannot be done without it."""
+def require_extra(module: str, *, extra: str, what: str) -> None:
+    """Raises UserError if the optional library `module` is missing; call it before importing the library.
+
+    `what` names, for the message, the feature that needs the library.
+    """
     if find_spec(module) is None:
-        raise UserError(f"{what} needs {module}: {how_to_install(extra)}")
+        raise UserError(f"{what} needs {module}: {install_hint(extra)}")
 
 
-def how_to_install(extra: str) -> str:
-    """One line for a person to copy, and its form for who works in a clone."""
+def install_hint(extra: str) -> str:
+    """The pip command that installs an extra, for an installed package and for a repository clone."""
     return f'pip install "thinpipe[{extra}]" (in a clone: pip install -e ".[{extra}]")'

@@ -1,7 +1,7 @@
-"""Files that are whole or absent, also after a crash or a power cut.
+"""Atomic and durable file writes: after a crash or a power cut a file is complete or absent.
 
-A file is written under a temporary name beside its target, flushed to the disk, renamed, and the folder is flushed.
-What several files mean together is for the caller: write the file that names the others last, remove it first.
+A file is written under a temporary name in the target's folder, fsynced and renamed, and the folder is fsynced.
+Consistency across several files is up to the caller: write the file that references the others last, delete it first.
 """
 
 import hashlib
@@ -15,15 +15,15 @@ _TEMPORARY_SUFFIX = ".partial"
 
 
 class AtomicFile:
-    """A file being written: `commit` makes it appear whole under its name, `discard` leaves no trace.
+    """A file being written: `commit` makes it appear under its name with its full content, `discard` removes it.
 
-    As a context manager it commits at the end of the block and discards when the block raises.
+    As a context manager, commits at the end of the block and discards if the block raises.
     """
 
     def __init__(self, path: Path, *, mode: int = 0o666) -> None:
-        """`mode` is who may read and write it, less what the user's umask takes away."""
+        """`mode`: permission bits of the file, before the umask is applied."""
         self.path = path
-        # A random part, so that two writers of one name cannot write into each other's bytes.
+        # The name has a random part, so that two writers of the same target never share a temporary file.
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY_SUFFIX}")
         self._file = open(  # noqa: SIM115
             self._temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)
@@ -33,7 +33,7 @@ class AtomicFile:
         self._file.write(data)
 
     def commit(self) -> None:
-        """Returns once the content and the name are on the disk."""
+        """Makes the file visible under its name; returns once content and name are on the disk."""
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -45,11 +45,11 @@ class AtomicFile:
         sync_folder(self.path.parent)
 
     def discard(self) -> None:
-        """Does nothing after a commit. Removes the file even when its last bytes no longer fit on the disk."""
+        """Removes the temporary file, also when the disk is full. No-op after a commit."""
         try:
             self._file.close()
         except OSError:
-            pass  # close flushes; whatever it could not write is unwanted
+            pass  # close() flushes and may fail on a full disk; the content is discarded anyway
         finally:
             self._temporary.unlink(missing_ok=True)
 
@@ -66,19 +66,19 @@ class AtomicFile:
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Replaces `path` by a file with this content; readers see the old file or the new one, never a part."""
+    """Replaces `path` by a file with this content; readers see the old file or the new one, never a partial file."""
     with AtomicFile(path, mode=mode) as file:
         file.write(data)
 
 
 def remove_durably(path: Path) -> None:
-    """Removes a file, if it is there, and returns once that is on the disk."""
+    """Removes a file if it exists; returns once the removal is on the disk."""
     path.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Removes what killed writers left behind. Only for a folder in which nobody is writing now."""
+    """Removes temporary files of writers that were killed. Call it only while no process writes to the folder."""
     for leftover in folder.glob(f".*{_TEMPORARY_SUFFIX}"):
         leftover.unlink(missing_ok=True)
 
@@ -86,7 +86,7 @@ def remove_partial_files(folder: Path) -> None:
 def sync_folder(folder: Path) -> None:
     """Makes renames and removals in a folder survive a power cut."""
     if os.name == "nt":
-        return  # Windows cannot open a folder for this, and journals its names by itself
+        return  # Windows cannot open a folder for fsync; NTFS journals file names itself
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -95,13 +95,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Makes the content of a file that something else wrote survive a power cut."""
+    """Fsyncs a file that other code has written."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
 def rename_durably(written: Path, path: Path) -> None:
-    """Gives a file that something else wrote its name; returns once the content and the name are on the disk."""
+    """Renames the file `written` by other code to `path`; returns once content and name are on the disk."""
     sync_file(written)
     os.replace(written, path)
     sync_folder(path.parent)

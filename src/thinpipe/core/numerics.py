@@ -1,8 +1,8 @@
-"""The numerics version: which numbers this thinpipe computes. Peers of one run must compute the same ones.
+"""Numerics version: peers of a run must compute bit-identical results, and compare this version before they do.
 
-`tests/golden/` holds digests of what it computes. Code may be renamed, moved and made faster; as long as no digest
-changes, versions of thinpipe work together. Whoever changes one raises `NUMERICS_VERSION` in the same commit and says
-why in `tests/golden/versions.toml`.
+`tests/golden/` holds digests of computed results. Thinpipe versions with equal digests are compatible, however their
+code differs. A commit that changes a digest must increment `NUMERICS_VERSION` and give the reason in
+`tests/golden/versions.toml`.
 """
 
 from functools import cache
@@ -14,27 +14,27 @@ import msgspec
 import thinpipe
 
 NUMERICS_VERSION = 1
-KNOWN_TORCH = "2.13."
-"""Whose private names were checked; see pipeline/stage.py."""
+SUPPORTED_TORCH = "2.13."
+"""Prefix of the torch version whose private APIs this code relies on; see pipeline/stage.py."""
 
 
 class Numerics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that two machines compare before they compute together."""
+    """Versions that must be equal on all machines of a run. Sent by a peer when it joins."""
 
     version: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
-    """`NUMERICS_VERSION` of its thinpipe."""
+    """`NUMERICS_VERSION` of the machine's thinpipe."""
     torch: Annotated[str, msgspec.Meta(max_length=200)]
-    """Its version. Builds for other devices are the same."""
+    """torch version without the local build tag (+cpu, +cu126): builds for different devices count as equal."""
 
 
 @cache
 def numerics() -> Numerics:
-    """Those of this thinpipe, with the torch that is installed."""
+    """Versions of this machine: of this thinpipe and of the installed torch."""
     return Numerics(version=NUMERICS_VERSION, torch=version("torch").partition("+")[0])
 
 
 def why_other_numbers(peer: Numerics, hub: Numerics) -> str:
-    """Why a peer would compute other numbers than its hub, for the person who sits there; empty if it would not."""
+    """Message for the peer's user if peer and hub have incompatible numerics; empty if they are compatible."""
     if peer.version != hub.version:
         return (
             f"you compute with numerics version {peer.version} and the hub with {hub.version}: install the hub's "

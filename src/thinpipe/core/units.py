@@ -1,5 +1,5 @@
-"""Rates, durations, sizes and counts as people write them: "80mbps", "20ms", "12GB", "10B" tokens. A rate counts bits,
-as internet providers do."""
+"""Parses and formats rates, durations, sizes and token counts: "80mbps", "20ms", "12GB", "10B". Rates are in bits per
+second, as internet providers state them. Parsers raise UserError."""
 
 import math
 import re
@@ -14,7 +14,7 @@ _BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 def parse_rate(text: str) -> float:
-    """Bits per second, above 0."""
+    """Parses a rate to bits per second, above 0."""
     rate = _parse(text, _BITS_PER_SECOND)
     if not rate:
         raise UserError(f"{text!r} is not a rate: write bits per second, such as 500kbps, 80mbps or 1gbps")
@@ -22,7 +22,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds, 0 or more."""
+    """Parses a duration to seconds, 0 or more."""
     duration = _parse(text, _SECONDS)
     if duration is None:
         raise UserError(f"{text!r} is not a duration: write milliseconds or seconds, such as 20ms or 0.5s")
@@ -30,7 +30,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_bytes(text: str) -> float:
-    """Above 0."""
+    """Parses a size to bytes, above 0."""
     nbytes = _parse(text, {name.lower(): value for name, value in _BYTES.items()})
     if not nbytes:
         raise UserError(f"{text!r} is not a size: write bytes, such as 500MB or 12GB")
@@ -38,47 +38,49 @@ def parse_bytes(text: str) -> float:
 
 
 def parse_count(text: str) -> int:
-    """Of tokens: 300000, 10M, 1.5B, 1T."""
+    """Parses a number of tokens: 300000, 10M, 1.5B, 1T."""
     count = float(text) if text.isascii() and text.isdigit() else _parse(text, _COUNTS)
     if not count:
         raise UserError(f"{text!r} is not a number of tokens: write it as 300000, 10M, 1.5B or 1T")
     return round(count)
 
 
-def say_count(count: float) -> str:
-    """For people: 4.2 M."""
+def format_count(count: float) -> str:
+    """A count for people, rounded: 4.2 M."""
     name = next((name for name in reversed(_COUNTS) if count >= _COUNTS[name]), None)
     return f"{count:,.0f}" if name is None else f"{count / _COUNTS[name]:.3g} {name.upper() if name != 'k' else name}"
 
 
 def format_rate(bits_per_second: float) -> str:
+    """A rate in the form that `parse_rate` reads: 20mbps."""
     return _format(bits_per_second, _BITS_PER_SECOND)
 
 
-def say_rate(bits_per_second: float) -> str:
-    """For people: 20 Mbps."""
+def format_bit_rate(bits_per_second: float) -> str:
+    """A rate for people, rounded: 20 Mbps."""
     name = next((name for name in reversed(_BITS_PER_SECOND) if bits_per_second >= _BITS_PER_SECOND[name]), "kbps")
     return f"{bits_per_second / _BITS_PER_SECOND[name]:.3g} {name.capitalize() if name != 'kbps' else name}"
 
 
-def say_flops(flops: float) -> str:
-    """Floating-point operations a second, for people: 1.2 TFLOP/s."""
+def format_flops(flops: float) -> str:
+    """Floating-point operations per second for people, rounded: 1.2 TFLOP/s."""
     return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
 
 
 def format_duration(seconds: float) -> str:
+    """A duration in the form that `parse_duration` reads: 20ms."""
     return _format(seconds, _SECONDS)
 
 
-def say_duration(seconds: float) -> str:
-    """For people, never less than it is: 40 s, 3 min, 2 h."""
+def format_duration_ceil(seconds: float) -> str:
+    """A duration for people, rounded up: 40 s, 3 min, 2 h."""
     if seconds <= 90:
         return f"{math.ceil(seconds)} s"
     return f"{math.ceil(seconds / 60)} min" if seconds <= 90 * 60 else f"{math.ceil(seconds / 3600)} h"
 
 
 def format_bytes(nbytes: float) -> str:
-    """For people: 1.34 GB."""
+    """A size for people, rounded: 1.34 GB."""
     name = next((name for name in reversed(_BYTES) if nbytes >= _BYTES[name]), "B")
     return f"{nbytes / _BYTES[name]:.3g} {name}"
 
@@ -91,7 +93,7 @@ def _parse(text: str, units: dict[str, float]) -> float | None:
 
 
 def _format(value: float, units: dict[str, float]) -> str:
-    """In the largest unit of which there is at least one; units are listed from small to large."""
+    """Formats `value` in the largest unit that is not above it; `units` are ordered from small to large."""
     name = next((name for name in reversed(units) if value >= units[name]), next(iter(units)))
     number = f"{value / units[name]:.6f}"
     return number.rstrip("0").rstrip(".") + name

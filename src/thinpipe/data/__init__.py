@@ -1,11 +1,19 @@
-"""From text to batches of token ids with exact resume: sources, tokenizer, packed shards, samples. No torch here."""
+"""Data pipeline: text sources, tokenizer, token shards, batches of token ids with exact resume. Imports no torch."""
 
-from thinpipe.data.config import PrepareConfig
-from thinpipe.data.errors import DataError
+from thinpipe.config.data import PrepareConfig
+from thinpipe.core.errors import DataError
+from thinpipe.data.dataset import (
+    Batch,
+    Batches,
+    Cursor,
+    EvenlySpacedBatches,
+    TokenSequence,
+    Windows,
+    sequential_batches,
+)
 from thinpipe.data.manifest import Manifest, Vocabulary
 from thinpipe.data.prepare import Prepared, prepare
-from thinpipe.data.progress import Progress, progress_bar, quiet
-from thinpipe.data.samples import Batch, Batches, Cursor, SpreadBatches, TokenSequence, Windows, sequential_batches
+from thinpipe.data.progress import Progress, no_progress, progress_bar
 from thinpipe.data.shards import ShardWriter, Tokens, has_tokens
 from thinpipe.data.sources import Source, open_sources
 from thinpipe.data.tokenizer import Tokenizer
@@ -15,22 +23,22 @@ __all__ = [
     "Batches",
     "Cursor",
     "DataError",
+    "EvenlySpacedBatches",
     "Manifest",
     "PrepareConfig",
     "Prepared",
     "Progress",
     "ShardWriter",
     "Source",
-    "SpreadBatches",
     "TokenSequence",
     "Tokenizer",
     "Tokens",
     "Vocabulary",
     "Windows",
     "has_tokens",
+    "no_progress",
     "open_sources",
     "prepare",
     "progress_bar",
-    "quiet",
     "sequential_batches",
 ]

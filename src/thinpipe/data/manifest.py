@@ -1,4 +1,4 @@
-"""What a folder of token shards says about itself, and the checks that a manifest file must pass. Reads no tokens."""
+"""Manifest of a folder of token shards: schema, validation, reading and writing. Reads no tokens."""
 
 import hashlib
 import math
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from thinpipe.data.errors import DataError
+from thinpipe.core.errors import DataError
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -18,10 +18,10 @@ _Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which ids there are, and which tokenizer gives them their meaning."""
+    """Range of token ids, and the identity of their tokenizer."""
 
     size: _Positive
-    """One more than the largest id: the rows that an embedding needs."""
+    """Largest token id plus one: the number of embedding rows."""
     end_of_text_id: _Natural
     tokenizer_sha256: _Sha256
 
@@ -31,24 +31,24 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    # The pattern keeps a manifest from somewhere else from naming a file outside its folder.
+    # Manifests may be downloaded: the pattern prevents path traversal.
     file: Annotated[str, msgspec.Meta(pattern=r"^shard-[0-9]{5,}\.bin$")]
     tokens: _Positive
     sha256: _Sha256
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything about the tokens but the tokens. Written last: a folder without one is unfinished."""
+    """Description of a folder of token shards. Written last: a folder without a manifest is incomplete."""
 
     format_version: int = FORMAT_VERSION
     dtype: Literal["uint16", "uint32"]
-    """Of the ids in the shard files, little-endian, nothing else in the files."""
+    """Data type of the token ids in the shard files: raw, little-endian, without a header."""
     vocabulary: Vocabulary
     documents: _Positive
     text_nbytes: _Positive
     """UTF-8 bytes of the text, without the end-of-text tokens."""
     source: str
-    """Where the text came from, as it was given."""
+    """Sources of the text, as the user specified them."""
     shards: Annotated[tuple[ShardEntry, ...], msgspec.Meta(min_length=1)]
 
     @property
@@ -64,12 +64,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.text_nbytes / self.tokens
 
     def bits_per_byte(self, loss_nats: float) -> float:
-        """A mean loss per token as bits per byte of text: comparable between tokenizers."""
+        """Converts a mean loss per token in nats to bits per byte of text, which is comparable between tokenizers."""
         return loss_nats / math.log(2) / self.text_bytes_per_token
 
     @property
     def content_sha256(self) -> str:
-        """A name for the ids and their meaning: what a checkpoint keeps and peers compare."""
+        """Hash of the tokens and of their tokenizer, saved in checkpoints and compared by peers."""
         facts = [self.dtype, self.vocabulary, [(shard.tokens, shard.sha256) for shard in self.shards]]
         return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
 
@@ -92,7 +92,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"--output {folder.parent}`, again if that was interrupted"
         ) from None
     try:
-        # The version first: the other fields may have another meaning in another version.
+        # Check the version first: other fields may differ in another version.
         version = msgspec.json.decode(data, type=_Version).format_version
         if version != FORMAT_VERSION:
             raise DataError(

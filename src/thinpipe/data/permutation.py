@@ -1,8 +1,8 @@
-"""A shuffle of 0 ... N-1 that is computed, not stored: any position at any time in O(1) memory.
+"""Pseudo-random permutation of 0 ... N-1, computed per position in O(1) memory instead of stored.
 
 A Feistel network over pairs of digits (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002): each round
-adds a hash of one digit to the other one, which can be undone, so the whole is a bijection. Integer arithmetic only,
-hence the same order on every platform. Not a cipher: it mixes, it does not hide.
+adds a hash of one digit to the other one, which is invertible, so the whole is a bijection. Integer arithmetic only,
+hence the same order on every platform. Not cryptographically secure.
 """
 
 import math
@@ -22,8 +22,8 @@ class Permutation:
         if not 1 <= size <= 2**62:
             raise ValueError(f"a permutation of {size} things: give a size from 1 to 2**62")
         self.size = size
-        # x = high * radix + low. The digits span fewer than `radix` values beyond `size`, so that walking on from a
-        # value outside is rare (less than once in sqrt(size)).
+        # x = high * radix + low. The digits span fewer than `radix` values beyond `size`, so that cycle walking is rare
+        # (less than once in sqrt(size)).
         self._radix = math.isqrt(size - 1) + 1
         self._high_size = -(-size // self._radix)
         self._round_keys = [derive_seed(key, "feistel", index) for index in range(_ROUNDS)]
@@ -32,13 +32,14 @@ class Permutation:
         """The items at these positions of the shuffled order."""
         if positions.size and not (positions.min() >= 0 and positions.max() < self.size):
             raise IndexError(f"positions {positions.min()} to {positions.max()} do not lie in 0 ... {self.size - 1}")
-        items = self._encipher(positions.astype(np.uint64))
-        # Cycle walking: a bijection of the larger set, applied again until it lands inside, is one of the smaller set.
+        items = self._permute(positions.astype(np.uint64))
+        # Cycle walking: a bijection of a superset, repeated until the value is below `size`, is a bijection of
+        # range(size).
         while (outside := items >= self.size).any():
-            items[outside] = self._encipher(items[outside])
+            items[outside] = self._permute(items[outside])
         return items.astype(np.int64)
 
-    def _encipher(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _permute(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         radix, high_size = np.uint64(self._radix), np.uint64(self._high_size)
         high, low = values // radix, values % radix
         for index, key in enumerate(self._round_keys):

@@ -1,6 +1,6 @@
-"""From text to a folder that a run can train on: tokenizer/, train/ and, when asked for, validation/.
+"""Tokenizes text into a folder to train on: tokenizer/, train/ and, if requested, validation/ (`thinpipe tokenize`).
 
-The manifest of train/ is the last file written and the first removed, so its presence means that all is finished.
+The manifest of train/ is written last and removed first: its presence means that the folder is complete.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,14 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from thinpipe.data.config import PrepareConfig
-from thinpipe.data.errors import DataError
+from thinpipe.config.data import PrepareConfig
+from thinpipe.core.errors import DataError
+from thinpipe.data.chunking import group_by_size
 from thinpipe.data.manifest import Manifest
-from thinpipe.data.pieces import group_by_size
-from thinpipe.data.progress import Advance, Progress, quiet
+from thinpipe.data.progress import Advance, Progress, no_progress
 from thinpipe.data.shards import ShardWriter, refuse_finished_tokens, remove_tokens
-from thinpipe.data.sources import open_sources
-from thinpipe.data.split import Side, SplitText
+from thinpipe.data.sources import Split, SplitText, open_sources
 from thinpipe.data.tokenizer import ENCODE_CHARS, Tokenizer
 
 DEFAULT_VOCAB_SIZE = 32_768
@@ -29,9 +28,12 @@ class Prepared:
     validation: Manifest | None
 
 
-def prepare(config: PrepareConfig, progress: Progress = quiet) -> Prepared:
-    """Does all of it. When it raises, or is killed, nothing is left that opens and is not whole."""
-    folders: dict[Side, Path] = {"train": config.output / "train", "validation": config.output / "validation"}
+def prepare(config: PrepareConfig, progress: Progress = no_progress) -> Prepared:
+    """Trains or loads the tokenizer, tokenizes all text and writes the output folder. Raises DataError.
+
+    If it raises or is killed, no incomplete tokens are left that could be opened.
+    """
+    folders: dict[Split, Path] = {"train": config.output / "train", "validation": config.output / "validation"}
     if not config.overwrite:
         refuse_finished_tokens(folders["train"])
     text = _open_text(config)
@@ -41,7 +43,7 @@ def prepare(config: PrepareConfig, progress: Progress = quiet) -> Prepared:
             remove_tokens(folder)
     tokenizer.save(config.output / "tokenizer")
     with ExitStack() as stack:
-        writers: dict[Side, ShardWriter] = {}
+        writers: dict[Split, ShardWriter] = {}
         for side, source in text.descriptions.items():
             writer = ShardWriter(
                 folders[side], tokenizer.vocabulary, source=source, max_shard_tokens=config.max_shard_tokens
@@ -73,12 +75,12 @@ def _make_tokenizer(config: PrepareConfig, text: SplitText, progress: Progress) 
     if config.tokenizer is not None:
         return Tokenizer.load(config.tokenizer, config.end_of_text)
     with progress("training the tokenizer", None) as advance:
-        texts = _first(text.train_texts(), config.tokenizer_text_nbytes or DEFAULT_TOKENIZER_TEXT_NBYTES, advance)
+        texts = _limited(text.train_texts(), config.tokenizer_text_nbytes or DEFAULT_TOKENIZER_TEXT_NBYTES, advance)
         return Tokenizer.train(texts, vocab_size=config.vocab_size or DEFAULT_VOCAB_SIZE)
 
 
-def _first(texts: Iterator[str], limit_nbytes: int, advance: Advance) -> Iterator[str]:
-    """Texts until they reach the limit together."""
+def _limited(texts: Iterator[str], limit_nbytes: int, advance: Advance) -> Iterator[str]:
+    """The first texts, until their total size reaches `limit_nbytes`."""
     total_nbytes = 0
     for text in texts:
         if total_nbytes >= limit_nbytes:
@@ -89,7 +91,7 @@ def _first(texts: Iterator[str], limit_nbytes: int, advance: Advance) -> Iterato
         yield text
 
 
-def _pack(text: SplitText, tokenizer: Tokenizer, writers: Mapping[Side, ShardWriter], advance: Advance) -> None:
+def _pack(text: SplitText, tokenizer: Tokenizer, writers: Mapping[Split, ShardWriter], advance: Advance) -> None:
     for group in group_by_size(text.documents(), lambda labelled: len(labelled[1].text), ENCODE_CHARS):
         encoded = tokenizer.encode_batch([document.text for _, document in group])
         for (side, document), ids in zip(group, encoded, strict=True):
@@ -97,7 +99,7 @@ def _pack(text: SplitText, tokenizer: Tokenizer, writers: Mapping[Side, ShardWri
         advance(sum(document.read_nbytes for _, document in group))
 
 
-def _check_fraction(fraction: float, writers: Mapping[Side, ShardWriter]) -> None:
+def _check_fraction(fraction: float, writers: Mapping[Split, ShardWriter]) -> None:
     total = sum(writer.documents for writer in writers.values())
     for side, writer in writers.items():
         if total and not writer.documents:

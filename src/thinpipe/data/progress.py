@@ -1,6 +1,6 @@
-"""The one seam through which long work on data tells how far it is.
+"""Progress reporting of long data operations.
 
-Functions take a `Progress` and are quiet unless they are given another one, so libraries and tests print nothing.
+Functions take a `Progress`, by default `no_progress`, so that library code and tests print nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,23 +8,23 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 Advance = Callable[[int], None]
-"""Called with the number of bytes done since the last call."""
+"""Reports progress: called with the number of bytes processed since the last call."""
 
 
 class Progress(Protocol):
-    """Opens one piece of work; `total_nbytes` is None when nobody knows how much there is."""
+    """Starts the progress display of one operation. `total_nbytes` is None if the total is unknown."""
 
     def __call__(self, label: str, total_nbytes: int | None, /) -> AbstractContextManager[Advance]: ...
 
 
 @contextmanager
-def quiet(_label: str, _total_nbytes: int | None) -> Iterator[Advance]:
+def no_progress(_label: str, _total_nbytes: int | None) -> Iterator[Advance]:
     yield lambda _nbytes: None
 
 
 @contextmanager
 def progress_bar(label: str, total_nbytes: int | None) -> Iterator[Advance]:
-    """A bar on stderr with speed and time left; nothing at all when stderr is not a terminal."""
+    """Progress bar on stderr with speed and time left; silent if stderr is not a terminal."""
     from rich import progress as rich_progress
     from rich.console import Console
 

@@ -1,7 +1,7 @@
-"""Documents out of one file: text, JSON lines or Parquet, or out of a Hugging Face data set.
+"""Readers of documents from one text, JSON-lines or Parquet file, or from a Hugging Face data set.
 
-Every reader yields the text exactly as it is stored, empty ones left out, and fails with the place of what it cannot
-read. Which files to read, and in which order, is for `sources`.
+Readers yield texts exactly as stored, skip empty ones, and raise a DataError that names the place (file and line or
+row) of invalid data. `sources` decides which files to read, and in which order.
 """
 
 import json
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinpipe.core.extras import need
-from thinpipe.data.errors import DataError
+from thinpipe.core.errors import DataError
+from thinpipe.core.extras import require_extra
 
 DOCUMENT_SEPARATOR = "<|endoftext|>"
-"""A line of a .txt file that holds only this ends a document."""
+"""Separator of documents in a .txt file: a line that contains only this text."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PARQUET_ROWS_PER_READ = 64  # documents may be whole books
 
@@ -21,15 +21,15 @@ _PARQUET_ROWS_PER_READ = 64  # documents may be whole books
 class Document(NamedTuple):
     text: str
     read_nbytes: int
-    """Bytes of the source that were read for it: what a progress bar counts."""
+    """Bytes of the source read for this document, for progress bars; an average for Parquet."""
 
 
 Reader = Callable[[Path, str], Iterator[Document]]
-"""Called with the file and the name of the field that holds the text."""
+"""Reads a file; arguments are the path and the name of the field that holds the text."""
 
 
 def read_txt(path: Path, _field: str) -> Iterator[Document]:
-    """The whole file is one document, unless separator lines cut it."""
+    """One document per file, or several separated by DOCUMENT_SEPARATOR lines."""
     separator = DOCUMENT_SEPARATOR.encode()
     data, first_line, read_nbytes = bytearray(), 1, 0
     with path.open("rb") as file:
@@ -46,7 +46,7 @@ def read_txt(path: Path, _field: str) -> Iterator[Document]:
 
 
 def read_jsonl(path: Path, field: str) -> Iterator[Document]:
-    """One JSON object a line; blank lines are left out."""
+    """One document per line, a JSON object; blank lines are skipped."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             where = f"{path}, line {number}"
@@ -63,7 +63,7 @@ def read_jsonl(path: Path, field: str) -> Iterator[Document]:
 
 
 def read_parquet(path: Path, field: str) -> Iterator[Document]:
-    need("pyarrow", extra="parquet", what=f"{path}, a Parquet file,")
+    require_extra("pyarrow", extra="parquet", what=f"{path}, a Parquet file,")
     from pyarrow import ArrowException  # type: ignore[import-untyped]
     from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 
@@ -81,9 +81,9 @@ def read_parquet(path: Path, field: str) -> Iterator[Document]:
         raise DataError(f"{path}: not a readable Parquet file ({error}): copy or download it again") from error
 
 
-def read_hub(name: str, config: str | None, split: str, field: str) -> Iterator[Document]:
-    """Streams, so that reading starts at once and nothing but the tokens takes space on the disk."""
-    need("datasets", extra="hf", what=f"hf:{name}")
+def read_huggingface(name: str, config: str | None, split: str, field: str) -> Iterator[Document]:
+    """Streams a data set, so that reading starts at once and no text is stored on the disk."""
+    require_extra("datasets", extra="hf", what=f"hf:{name}")
     import datasets  # type: ignore[import-untyped]
 
     where = f"hf:{name}{f':{config}' if config else ''}, split {split}"
@@ -122,7 +122,7 @@ def _text_of(record: dict[str, Any], field: str, where: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        # JSON can spell these (\ud800), but they are no characters and no tokenizer takes them.
+        # JSON can contain unpaired surrogates (\ud800), which are not characters and which no tokenizer accepts.
         half = ascii(text[error.start])
         raise DataError(f"{where}: '{field}' holds {half}, half of a surrogate pair; remove it") from None
     return text

@@ -1,7 +1,7 @@
-"""Tokens on the disk: raw little-endian ids in files of bounded size, and a manifest that is written last.
+"""Token shards: files of raw little-endian token ids with a bounded size, and a manifest that is written last.
 
-Documents follow each other, each closed by the end-of-text token; a document may cross from one file to the next.
-Here are the writer and the memory-mapped reader. Text and tokenizers are not known here.
+Documents are concatenated, each followed by the end-of-text token; a document may span several files. Contains the
+writer and the memory-mapped reader; independent of text and tokenizers.
 """
 
 import bisect
@@ -14,16 +14,15 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from thinpipe.config.data import DEFAULT_MAX_SHARD_TOKENS
+from thinpipe.core.errors import DataError
 from thinpipe.core.files import AtomicFile, file_sha256, remove_durably, remove_partial_files, write_atomically
-from thinpipe.data.errors import DataError
 from thinpipe.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, Vocabulary, encode_manifest, read_manifest
-from thinpipe.data.progress import Progress, quiet
-
-DEFAULT_MAX_SHARD_TOKENS = 100_000_000
+from thinpipe.data.progress import Progress, no_progress
 
 
 class _OpenShard:
-    """The shard that is being written, and its hash so far."""
+    """The shard being written, with its running hash."""
 
     def __init__(self, path: Path) -> None:
         self.file = AtomicFile(path)
@@ -42,9 +41,10 @@ class _OpenShard:
 
 
 class ShardWriter:
-    """Packs documents into a folder. Nothing there can be opened before `finish`. One writer at a time.
+    """Writes tokenized documents to a folder of shards, which cannot be opened before `finish`. Not for concurrent
+    writers. Raises DataError if the folder already has complete tokens.
 
-    As a context manager it removes its unfinished file when the block is left without `finish`.
+    As a context manager, removes its incomplete file if the block is left without `finish`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ShardWriter:
             raise ValueError(f"max_shard_tokens {max_shard_tokens} must be at least 1")
         refuse_finished_tokens(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        remove_tokens(folder)  # what an interrupted writer left
+        remove_tokens(folder)  # shards of an interrupted writer
         self.folder, self.vocabulary, self.source = folder, vocabulary, source
         self.max_shard_tokens = max_shard_tokens
         self.documents = self.text_nbytes = 0
@@ -64,7 +64,7 @@ class ShardWriter:
         self._open: _OpenShard | None = None
 
     def add(self, ids: npt.NDArray[np.uint32], *, text_nbytes: int) -> None:
-        """One document without its end-of-text token, and the size of its text in UTF-8."""
+        """Appends one document: `ids` without the end-of-text token, and the size of its text in UTF-8 bytes."""
         if ids.size and int(ids.max()) >= self.vocabulary.size:
             raise ValueError(f"id {int(ids.max())} is not in a vocabulary of {self.vocabulary.size}")
         self._append(ids.astype(self._dtype))
@@ -73,7 +73,7 @@ class ShardWriter:
         self.text_nbytes += text_nbytes
 
     def finish(self) -> Manifest:
-        """Writes what is left, then the manifest."""
+        """Completes the last shard, then writes the manifest. Raises DataError if there was no text."""
         if not self.text_nbytes:
             raise DataError(f"no text for {self.folder}: {self.source} holds no document that is not empty")
         if self._open is not None:
@@ -114,7 +114,8 @@ class ShardWriter:
 
 
 class Tokens:
-    """Finished tokens of a folder, read as one long row. Opening checks the manifest and the size of every file."""
+    """Read access to a complete folder of shards as one token sequence. Opening checks the manifest and all file sizes,
+    and raises DataError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -126,7 +127,7 @@ class Tokens:
         return self._starts[-1]
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """A copy of the ids start ... stop - 1, which may lie in several files."""
+        """A copy of the token ids start ... stop - 1, which may span several files."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"ids {start} ... {stop - 1} do not lie in 0 ... {len(self) - 1}")
         ids = np.empty(stop - start, np.int64)
@@ -139,8 +140,8 @@ class Tokens:
             index += 1
         return ids
 
-    def verify(self, progress: Progress = quiet) -> None:
-        """Reads every file and compares its sha256 with the manifest."""
+    def verify(self, progress: Progress = no_progress) -> None:
+        """Compares the sha256 of every file with the manifest. Raises DataError on a mismatch."""
         with progress("verifying", len(self) * self.manifest.itemsize_nbytes) as advance:
             for entry in self.manifest.shards:
                 if file_sha256(self.folder / entry.file) != entry.sha256:
@@ -158,21 +159,23 @@ class Tokens:
         if (nbytes := path.stat().st_size) != expected_nbytes:
             raise DataError(f"{path} has {nbytes:,} bytes where the manifest says {expected_nbytes:,}: {remedy}")
         mapped = np.memmap(path, dtype=np.dtype(self.manifest.dtype).newbyteorder("<"), mode="r")
-        return mapped.view(np.ndarray)  # the same memory; reading slices of a memmap takes 2 to 4 times as long
+        return mapped.view(np.ndarray)  # shares the memory; slicing np.memmap itself is 2 to 4 times slower
 
 
 def has_tokens(folder: Path) -> bool:
-    """True when the folder holds finished tokens."""
+    """Whether the folder has complete tokens, that is, a manifest."""
     return (folder / MANIFEST_NAME).is_file()
 
 
 def refuse_finished_tokens(folder: Path) -> None:
+    """Raises DataError if the folder has complete tokens."""
     if has_tokens(folder):
         raise DataError(f"{folder} already holds finished tokens: choose another folder, or give --overwrite")
 
 
 def remove_tokens(folder: Path) -> None:
-    """Removes tokens, finished or not, and no other file. The manifest goes first, so that no half can be opened."""
+    """Removes manifest, shards and temporary files, and no other file. The manifest is removed first, so that a partly
+    removed folder cannot be opened."""
     remove_durably(folder / MANIFEST_NAME)
     for shard in folder.glob("shard-*.bin"):
         shard.unlink()

@@ -1,25 +1,28 @@
-"""Which documents, in which order: files, folders, globs and Hugging Face data sets behind one interface.
+"""Sources of documents: files, folders, globs and Hugging Face data sets behind one interface, and the split into
+training and validation text.
 
-Files come in sorted order, the same on every machine. How a file is read is for `readers`.
+Files are read in sorted order, the same on every machine. `readers` reads a single file.
 """
 
 import glob
+import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
-from thinpipe.data.errors import DataError
-from thinpipe.data.readers import READERS, Document, read_hub
+from thinpipe.config.data import HUGGINGFACE_PREFIX, is_huggingface
+from thinpipe.core.errors import DataError
+from thinpipe.data.readers import READERS, Document, read_huggingface
 
-_HUB_PREFIX = "hf:"
 _SAMPLE_PREFIX = "sample:"
 _SAMPLE_FOLDER = Path(__file__).parent / "sample"
-"""Public-domain text that ships with the package."""
+"""Public-domain sample text that is part of the package."""
 
 
 class Source(Protocol):
-    """Documents that can be gone through any number of times."""
+    """A sequence of documents that can be iterated over any number of times."""
 
     @property
     def description(self) -> str: ...
@@ -48,7 +51,7 @@ class FileSource:
 
 
 @dataclass(frozen=True)
-class HubSource:
+class HuggingFaceSource:
     name: str
     config: str | None
     split: str
@@ -58,15 +61,15 @@ class HubSource:
 
     @property
     def description(self) -> str:
-        return f"{_HUB_PREFIX}{self.name}{f':{self.config}' if self.config else ''} ({self.split})"
+        return f"{HUGGINGFACE_PREFIX}{self.name}{f':{self.config}' if self.config else ''} ({self.split})"
 
     def documents(self) -> Iterator[Document]:
-        yield from read_hub(self.name, self.config, self.split, self.field)
+        yield from read_huggingface(self.name, self.config, self.split, self.field)
 
 
 @dataclass(frozen=True)
 class JoinedSource:
-    """One source after the other."""
+    """Concatenation of several sources."""
 
     parts: tuple[Source, ...]
 
@@ -85,23 +88,22 @@ class JoinedSource:
 
 
 def open_sources(specs: Sequence[str], *, field: str = "text", split: str = "train") -> Source:
-    """Each spec is a file, a folder, a glob, sample:NAME, or hf:NAME[:CONFIG], of which `split` is read."""
+    """The concatenated sources of all specs. A spec is a file, a folder, a glob, sample:NAME, or hf:NAME[:CONFIG].
+
+    `field`: name of the text field; `split`: split of Hugging Face data sets. Raises DataError for an invalid spec.
+    """
     return JoinedSource(tuple(_open_source(spec, field, split) for spec in specs))
-
-
-def is_hub(spec: str) -> bool:
-    return spec.startswith(_HUB_PREFIX)
 
 
 def _open_source(spec: str, field: str, split: str) -> Source:
     if spec.startswith(_SAMPLE_PREFIX):
         return FileSource(spec, _sample_files(spec.removeprefix(_SAMPLE_PREFIX)), field)
-    if not is_hub(spec):
+    if not is_huggingface(spec):
         return FileSource(spec, _find_files(spec), field)
-    name, _, config = spec.removeprefix(_HUB_PREFIX).partition(":")
+    name, _, config = spec.removeprefix(HUGGINGFACE_PREFIX).partition(":")
     if not name:
         raise DataError(f"'{spec}' names no data set: write hf:NAME or hf:NAME:CONFIG")
-    return HubSource(name, config or None, split, field)
+    return HuggingFaceSource(name, config or None, split, field)
 
 
 def _sample_files(name: str) -> tuple[Path, ...]:
@@ -131,3 +133,55 @@ def _find_files(spec: str) -> tuple[Path, ...]:
 
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
+
+
+Split = Literal["train", "validation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitText:
+    """Training and validation text. Validation documents come from the source `validation`, or are a `fraction` of
+    `train` selected by a hash of seed and text, or do not exist; at most one of the two is set."""
+
+    train: Source
+    validation: Source | None = None
+    fraction: float | None = None
+    seed: int = 0
+    max_documents: int | None = None
+    """Maximum number of documents read from `train`, before the split. None: all."""
+
+    @property
+    def descriptions(self) -> dict[Split, str]:
+        """Description of the sources of each split, for manifests."""
+        if self.validation is not None:
+            return {"train": self.train.description, "validation": self.validation.description}
+        if self.fraction is not None:
+            part = f"{self.fraction:g} of the documents of {self.train.description}"
+            return {"train": f"{self.train.description} without the documents for validation", "validation": part}
+        return {"train": self.train.description}
+
+    @property
+    def total_nbytes(self) -> int | None:
+        """Bytes to read, when that is known before reading."""
+        sizes = [source.total_nbytes for source in (self.train, self.validation) if source is not None]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) and self.max_documents is None else None
+
+    def documents(self) -> Iterator[tuple[Split, Document]]:
+        if self.validation is not None:
+            for document in self.validation.documents():
+                yield "validation", document
+        for document in itertools.islice(self.train.documents(), self.max_documents):
+            yield self._split_of(document.text), document
+
+    def train_texts(self) -> Iterator[str]:
+        """Texts of the training split only, to train a tokenizer on."""
+        for document in itertools.islice(self.train.documents(), self.max_documents):
+            if self._split_of(document.text) == "train":
+                yield document.text
+
+    def _split_of(self, text: str) -> Split:
+        if self.fraction is None:
+            return "train"
+        hashed = hashlib.sha256(f"{self.seed}\n{text}".encode()).digest()
+        return "validation" if int.from_bytes(hashed[:6], "big") < self.fraction * 2**48 else "train"

@@ -1,7 +1,7 @@
-"""A tokenizer as files that Hugging Face libraries read too: trained here (byte-level BPE) or loaded.
+"""Tokenizers in Hugging Face's file format: trained here (byte-level BPE) or loaded.
 
-Text is always encoded as text: nothing in a document can become an end-of-text token, and nothing is added, cut off
-or padded, whatever the loaded files ask for.
+Documents are always encoded as plain text: special tokens in a document are encoded as their characters, and nothing is
+added, truncated or padded, whatever the loaded files specify.
 """
 
 import hashlib
@@ -14,29 +14,30 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from thinpipe.core.errors import DataError
 from thinpipe.core.files import write_atomically
-from thinpipe.data.errors import DataError
+from thinpipe.data.chunking import cut_into_pieces, group_by_size
 from thinpipe.data.manifest import Vocabulary
-from thinpipe.data.pieces import cut_into_pieces, group_by_size
 
 END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 257  # 256 bytes and end-of-text
 ENCODE_CHARS = 2**22
-"""Text that is encoded in one call: enough to keep all cores busy."""
+"""Characters of text encoded in one call: enough to keep all cores busy."""
 
 _MAIN, _CONFIG, _SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-_KEPT_FILES = (_CONFIG, _SPECIAL, "chat_template.jinja")
+_COPIED_FILES = (_CONFIG, _SPECIAL, "chat_template.jinja")
 
 
 class Tokenizer:
-    """Between text and ids. Holds its files as they are, so saving a loaded tokenizer copies it byte for byte."""
+    """Encodes text as token ids and decodes them. Keeps the content of its files, so that saving a loaded tokenizer
+    copies it byte for byte. Raises DataError if the end-of-text token does not exist."""
 
     def __init__(self, files: Mapping[str, bytes], end_of_text: str | None = None) -> None:
         content = json.loads(files[_MAIN])
         self._backend = tokenizers.Tokenizer.from_buffer(files[_MAIN])
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._backend.encode_special_tokens = True  # as the text that they are
+        self._backend.encode_special_tokens = True  # special tokens in a text are encoded as their characters
         self.end_of_text = end_of_text or _end_of_text(files.get(_CONFIG)) or END_OF_TEXT
         end_of_text_id = self._backend.token_to_id(self.end_of_text)
         if end_of_text_id is None:
@@ -46,7 +47,7 @@ class Tokenizer:
             )
         self._files = {**_config_files(self.end_of_text), **files}
         self.vocabulary = Vocabulary(
-            # Ids may have gaps, so the number of tokens is not enough.
+            # Not the number of tokens: ids may have gaps.
             size=max(self._backend.get_vocab(with_added_tokens=True).values()) + 1,
             end_of_text_id=end_of_text_id,
             tokenizer_sha256=_content_sha256(content, self.end_of_text),
@@ -54,7 +55,8 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Self:
-        """Byte-level BPE. The same texts give the same tokenizer; every text can be encoded and comes back exactly."""
+        """Trains byte-level BPE. Deterministic; encoding is lossless for every text. Raises DataError if the texts are
+        too short for `vocab_size`."""
         if vocab_size < MIN_VOCAB_SIZE:
             raise DataError(f"vocab_size {vocab_size} is too small: {MIN_VOCAB_SIZE} is every byte and {END_OF_TEXT}")
         backend = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -73,9 +75,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, end_of_text: str | None = None) -> Self:
-        """A tokenizer.json, or a folder with one: ours or from Hugging Face.
+        """Loads a tokenizer.json, or a folder that contains one, written by thinpipe or Hugging Face.
 
-        The end-of-text token is the given one, else the folder's eos_token, else <|endoftext|>.
+        The end-of-text token is `end_of_text`, else the folder's eos_token, else <|endoftext|>. Raises DataError.
         """
         main = path / _MAIN if path.is_dir() else path
         if not main.is_file():
@@ -83,7 +85,7 @@ class Tokenizer:
                 f"{main} does not exist: give a {_MAIN} or a folder with one (a folder without it is converted by "
                 "transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(new_folder))"
             )
-        others = (main.with_name(name) for name in _KEPT_FILES)
+        others = (main.with_name(name) for name in _COPIED_FILES)
         files = {_MAIN: main.read_bytes(), **{other.name: other.read_bytes() for other in others if other.is_file()}}
         try:
             return cls(files, end_of_text)
@@ -95,19 +97,20 @@ class Tokenizer:
             ) from error
 
     def save(self, folder: Path) -> None:
-        """For `Tokenizer.load`, `tokenizers.Tokenizer.from_file` and `transformers.AutoTokenizer.from_pretrained`."""
+        """Writes a folder for `Tokenizer.load`, `tokenizers.Tokenizer.from_file` (tokenizer.json) and
+        `transformers.AutoTokenizer.from_pretrained`."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in sorted(self._files.items(), key=lambda item: item[0] == _MAIN):
             write_atomically(folder / name, data)
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        """The ids of each text, without end-of-text. Uses all cores unless TOKENIZERS_PARALLELISM is false."""
+        """Token ids of each text, without end-of-text. Uses all cores unless TOKENIZERS_PARALLELISM is false."""
         pieces = [list(cut_into_pieces(text)) for text in texts]
         encoded = self._encode_pieces(piece for of_text in pieces for piece in of_text)
         return [np.concatenate([next(encoded) for _ in of_text]) for of_text in pieces]
 
     def _encode_pieces(self, pieces: Iterable[str]) -> Iterator[npt.NDArray[np.uint32]]:
-        # In groups, because the library's own result takes some 100 bytes a token.
+        # In groups, because the library's result objects take about 100 bytes per token.
         for group in group_by_size(pieces, len, ENCODE_CHARS):
             for encoding in self._backend.encode_batch_fast(group, add_special_tokens=False):
                 yield np.array(encoding.ids, np.uint32)
@@ -128,14 +131,14 @@ def _config_files(end_of_text: str) -> dict[str, bytes]:
     config = {
         **special,
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,  # it would change text on the way back
-        "model_max_length": 10**30,  # no limit: that is a matter of the model
+        "clean_up_tokenization_spaces": False,  # it would change decoded text
+        "model_max_length": 10**30,  # no limit: the limit belongs to the model
     }
     return {_CONFIG: json.dumps(config, indent=2).encode(), _SPECIAL: json.dumps(special, indent=2).encode()}
 
 
 def _content_sha256(content: dict[str, Any], end_of_text: str) -> str:
-    """Over what decides the ids of a text, so that the layout of the file and settings for padding do not count."""
+    """Hash of the parts of a tokenizer.json that determine token ids; file layout and padding settings do not count."""
     deciding = {name: content.get(name) for name in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
     text = json.dumps([deciding, end_of_text], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

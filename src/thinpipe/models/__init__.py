@@ -1,21 +1,21 @@
-"""Language models as (first, blocks, last), cut into segments. A block does not know how it is cut or compressed.
+"""Language models as (first, blocks, last), cut into segments. Blocks are independent of cuts and compression.
 
-What needs torch is imported when it is first asked for: `thinpipe.models.config` alone must stay quick.
+Names that need torch are imported lazily, so that importing the configurations alone stays quick.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from thinpipe.models.config import Execution, GPT2Config, LlamaConfig, ModelConfig, RopeScaling, SubspaceConfig
-from thinpipe.models.presets import PRESETS
+from thinpipe.config.model import ExecutionConfig, GPT2Config, LlamaConfig, ModelConfig, RopeScaling, SubspaceConfig
+from thinpipe.config.model_presets import PRESETS
 
 if TYPE_CHECKING:
-    from thinpipe.models.initial import materialise
+    from thinpipe.models.init_weights import materialise
     from thinpipe.models.model import Model, Segment, build
 
 __all__ = [
     "PRESETS",
-    "Execution",
+    "ExecutionConfig",
     "GPT2Config",
     "LlamaConfig",
     "Model",
@@ -27,7 +27,7 @@ __all__ = [
     "materialise",
 ]
 
-_NEEDS_TORCH = {"Model": "model", "Segment": "model", "build": "model", "materialise": "initial"}
+_NEEDS_TORCH = {"Model": "model", "Segment": "model", "build": "model", "materialise": "init_weights"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""Text from a model, one token id at a time: greedy, or sampled from the likeliest tokens (nucleus sampling).
+"""Autoregressive generation of token ids, greedy or with nucleus sampling, with a KV cache.
 
-One text, in one process, with a memory. Knows no tokenizer and no batches.
+One text, in one process; no tokenizer and no batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from thinpipe.core.errors import UserError
-from thinpipe.models.memory import Memory
+from thinpipe.models.kv_cache import KVCache
 from thinpipe.models.model import Model
 
-_PIECE = 256
-"""Tokens of the prompt that are read at once: the logits of a long prompt, T x V, could be larger than the model."""
+_PREFILL_CHUNK = 256
+"""Tokens of the prompt per forward pass: the logits of a whole long prompt, T x V, could be larger than the model."""
 
 
 def generate(
@@ -26,11 +26,12 @@ def generate(
     seed: int = 0,
     stop_id: int | None = None,
 ) -> Iterator[int]:
-    """Yields the ids that follow the prompt, each as soon as it is known.
+    """Yields the token ids that follow the prompt, one at a time.
 
-    Temperature 0 always takes the likeliest token. `top_p` samples from the fewest tokens that together have at least
-    this probability. The text ends after `max_new_tokens`; after `stop_id`, which is yielded as well, so that one can
-    tell; and, cleanly too, when prompt and answer together have max_seq_len tokens.
+    Temperature 0 is greedy decoding. `top_p` samples from the smallest set of most likely tokens with at least this
+    total probability. Generation ends after `max_new_tokens`, after `stop_id` (which is yielded), or when prompt and
+    generated tokens reach max_seq_len. Raises UserError for an invalid prompt or setting, ValueError if the model is in
+    training mode with dropout.
     """
     config = model.config
     if not 0 < len(prompt_ids) < config.max_seq_len:
@@ -60,9 +61,9 @@ def _stream(
     generator: torch.Generator,
     stop_id: int | None,
 ) -> Iterator[int]:
-    memory, unread = Memory(end), ids
+    cache, unread = KVCache(end), ids
     for _ in range(len(ids), end):
-        token = choose(_read(model, unread, memory), temperature, top_p, generator)
+        token = sample_token(_prefill(model, unread, cache), temperature, top_p, generator)
         yield token
         if token == stop_id:
             return
@@ -70,17 +71,20 @@ def _stream(
 
 
 @torch.no_grad()
-def _read(model: Model, ids: list[int], memory: Memory) -> Tensor:
-    """The logits after the last of `ids`."""
+def _prefill(model: Model, ids: list[int], cache: KVCache) -> Tensor:
+    """Processes `ids` in chunks, extending `cache`; returns the logits of the last token, [V]."""
     device = next(model.parameters()).device
     logits_BTV = torch.empty(0)
-    for piece_BT in torch.tensor([ids], device=device).split(_PIECE, dim=1):
-        logits_BTV = model(piece_BT, memory)
+    for piece_BT in torch.tensor([ids], device=device).split(_PREFILL_CHUNK, dim=1):
+        logits_BTV = model(piece_BT, cache)
     return logits_BTV[0, -1]
 
 
-def choose(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
-    """One id. Everything random happens on the CPU in float64, with one number per token from `generator`."""
+def sample_token(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
+    """Samples one token id, on the CPU in float64, with exactly one random number from `generator` (none if greedy).
+
+    Raises UserError if the logits are not finite.
+    """
     logits_V = logits_V.to("cpu", torch.float64)
     if not torch.isfinite(logits_V).all():
         raise UserError("the model's logits are not finite: was it loaded, and did its training converge?")
@@ -88,6 +92,6 @@ def choose(logits_V: Tensor, temperature: float, top_p: float, generator: torch.
         return int(logits_V.argmax())
     probabilities_V, ids_V = (logits_V / temperature).softmax(0).sort(descending=True, stable=True)
     up_to_V = probabilities_V.cumsum(0)
-    kept = int((up_to_V - probabilities_V < top_p).sum())  # those that the likelier ones do not make up for
+    kept = int((up_to_V - probabilities_V < top_p).sum())  # tokens before which the cumulative sum is below top_p
     drawn = torch.rand((), generator=generator, dtype=torch.float64) * up_to_V[kept - 1]
     return int(ids_V[torch.searchsorted(up_to_V[:kept], drawn)])

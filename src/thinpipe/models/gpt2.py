@@ -1,7 +1,7 @@
 """GPT-2: LayerNorm, learned positions, GELU, biases. Weight names are Hugging Face's.
 
-In a subspace the positions are P_fixed (on every segment, from a seed) plus trainable coordinates (first segment
-only), and the writers' biases are coordinates too. Nothing here knows: writers and embeddings come from the space.
+In a subspace model, positions are P_fixed (on every segment, from a seed) plus trainable coordinates (first segment
+only), and the biases of residual writers are coordinates too. The space handles this: it makes writers and embeddings.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thinpipe.models.config import GPT2Config
-from thinpipe.models.memory import LayerMemory, attend
+from thinpipe.config.model import GPT2Config
+from thinpipe.models.kv_cache import LayerKVCache, attend
 from thinpipe.subspace import Space, Stream
 
 
@@ -20,13 +20,13 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim, self.dropout = config.head_dim, config.dropout
         self.c_attn = nn.Linear(config.dim, 3 * config.dim)
-        self.c_proj = space.writer(config.dim, bias=True)
+        self.c_proj = space.residual_writer(config.dim, bias=True)
 
-    def forward(self, x_BTD: Tensor, memory: LayerMemory | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, cache: LayerKVCache | None = None) -> Tensor:
         query, key, value = (
             part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in self.c_attn(x_BTD).chunk(3, dim=-1)
         )
-        mixed_BNTH = attend(query, key, value, memory, dropout=self.dropout if self.training else 0.0)
+        mixed_BNTH = attend(query, key, value, cache, dropout=self.dropout if self.training else 0.0)
         written: Tensor = self.c_proj(mixed_BNTH.transpose(1, 2).flatten(2))
         return F.dropout(written, self.dropout, self.training)
 
@@ -36,7 +36,7 @@ class MLP(nn.Module):
         super().__init__()
         self.dropout = config.dropout
         self.c_fc = nn.Linear(config.dim, config.hidden_dim)
-        self.c_proj = space.writer(config.hidden_dim, bias=True)
+        self.c_proj = space.residual_writer(config.hidden_dim, bias=True)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         written: Tensor = self.c_proj(F.gelu(self.c_fc(x_BTD), approximate="tanh"))
@@ -51,13 +51,13 @@ class GPT2Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.mlp = MLP(config, space)
 
-    def forward(self, stream: Stream, memory: LayerMemory | None = None) -> Stream:
-        stream = stream.add(self.attn(self.ln_1(stream.dense()), memory))
+    def forward(self, stream: Stream, cache: LayerKVCache | None = None) -> Stream:
+        stream = stream.add(self.attn(self.ln_1(stream.dense()), cache))
         return stream.add(self.mlp(self.ln_2(stream.dense())))
 
 
 class GPT2First(nn.Module):
-    """Token ids and positions to the state of the stream."""
+    """Embedding: token ids and positions to the state of the residual stream."""
 
     def __init__(self, config: GPT2Config, space: Space) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class GPT2First(nn.Module):
 
 
 class GPT2Last(nn.Module):
-    """The stream to logits."""
+    """Final norm and output head: residual stream to logits."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()

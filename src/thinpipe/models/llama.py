@@ -1,6 +1,6 @@
 """Llama 2/3: RMSNorm, rotary positions, grouped-query attention, SwiGLU. Weight names are Hugging Face's.
 
-Nothing here knows whether the residual stream is dense or confined to a subspace: writers come from the space.
+Independent of whether the residual stream is dense or in a subspace: the space makes the layers that write to it.
 """
 
 import math
@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thinpipe.models.config import LlamaConfig, RopeScaling
-from thinpipe.models.memory import LayerMemory, attend
+from thinpipe.config.model import LlamaConfig, RopeScaling
+from thinpipe.models.kv_cache import LayerKVCache, attend
 from thinpipe.subspace import Space, Stream
 
 
 def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """head_dim/2 angular frequencies per position; Llama 3 divides the low ones by `factor`, with a smooth passage."""
+    """The head_dim/2 rotary frequencies in radians per position. With Llama 3's scaling, low frequencies are divided by
+    `factor`, with a smooth transition to the unscaled high frequencies."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     frequencies = 1.0 / theta**exponents
     if scaling is None:
@@ -28,7 +29,8 @@ def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None)
 
 
 class Rotary(nn.Module):
-    """Turns pairs (i, i + head_dim/2) of every query and key by position times frequency. One for all blocks."""
+    """Rotary embedding: rotates pairs (i, i + head_dim/2) of queries and keys by position times frequency. All blocks
+    share one instance."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -64,15 +66,15 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(config.dim, config.n_heads * config.head_dim, bias=False)
         self.k_proj = nn.Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)
         self.v_proj = nn.Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)
-        self.o_proj = space.writer(config.dim)
+        self.o_proj = space.residual_writer(config.dim)
 
-    def forward(self, x_BTD: Tensor, memory: LayerMemory | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, cache: LayerKVCache | None = None) -> Tensor:
         query, key, value = (
             projection(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        start = 0 if memory is None else memory.length
-        mixed_BNTH = attend(self.rotary(query, start), self.rotary(key, start), value, memory)
+        start = 0 if cache is None else cache.length
+        mixed_BNTH = attend(self.rotary(query, start), self.rotary(key, start), value, cache)
         written: Tensor = self.o_proj(mixed_BNTH.transpose(1, 2).flatten(2))
         return written
 
@@ -82,7 +84,7 @@ class MLP(nn.Module):
         super().__init__()
         self.gate_proj = nn.Linear(config.dim, config.hidden_dim, bias=False)
         self.up_proj = nn.Linear(config.dim, config.hidden_dim, bias=False)
-        self.down_proj = space.writer(config.hidden_dim)
+        self.down_proj = space.residual_writer(config.hidden_dim)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         written: Tensor = self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
@@ -97,13 +99,13 @@ class LlamaBlock(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.mlp = MLP(config, space)
 
-    def forward(self, stream: Stream, memory: LayerMemory | None = None) -> Stream:
-        stream = stream.add(self.self_attn(self.input_layernorm(stream.dense()), memory))
+    def forward(self, stream: Stream, cache: LayerKVCache | None = None) -> Stream:
+        stream = stream.add(self.self_attn(self.input_layernorm(stream.dense()), cache))
         return stream.add(self.mlp(self.post_attention_layernorm(stream.dense())))
 
 
 class LlamaFirst(nn.Module):
-    """Token ids to the state of the stream."""
+    """Embedding: token ids to the state of the residual stream."""
 
     def __init__(self, config: LlamaConfig, space: Space) -> None:
         super().__init__()
@@ -115,7 +117,7 @@ class LlamaFirst(nn.Module):
 
 
 class LlamaLast(nn.Module):
-    """The stream to logits."""
+    """Final norm and output head: residual stream to logits."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""A model is (first, blocks, last) and a space; a segment is what lies between two boundaries.
+"""Model: (first, blocks, last) and a space for its residual stream. Segment: the layers between two boundaries.
 
-Every segment opens its own stream from the token ids and the state it is sent, exactly as it would in a process of
-its own. `build` makes a model without memory (on the meta device); `materialise` fills as much of it as is needed.
+Every segment computes its input stream from the token ids and the state of the previous segment, in the same way
+whether segments share a process or not. `build` makes a model on the meta device, without allocating memory;
+`init_weights.materialise` allocates and initialises a model or single segments.
 """
 
 from collections.abc import Callable
@@ -12,12 +13,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from thinpipe.config.model import ExecutionConfig, GPT2Config, LlamaConfig, ModelConfig
 from thinpipe.core.seeds import derive_seed
-from thinpipe.models.config import Execution, GPT2Config, LlamaConfig, ModelConfig
+from thinpipe.models.boundary_projection import BoundaryProjection
 from thinpipe.models.gpt2 import gpt2_parts
+from thinpipe.models.kv_cache import KVCache
 from thinpipe.models.llama import llama_parts
-from thinpipe.models.memory import Memory
-from thinpipe.models.neck import Neck
 from thinpipe.subspace import FIXED_TABLES, Basis, DenseSpace, FixedTable, FreeSpace, Stream, Subspace, rebase
 from thinpipe.subspace.space import OnGradient
 
@@ -28,9 +29,9 @@ FAMILIES: dict[type[ModelConfig], Callable[..., tuple[nn.Module, list[nn.Module]
 
 
 class Segment(nn.Module):
-    """Consecutive blocks, with `first` before them or `last` after them at the ends of the model.
+    """Consecutive blocks; the first segment also has `first` (embedding), the last one `last` (norm and head).
 
-    Parameter names are those of the whole model (`blocks.7.mlp.up_proj.weight`), wherever the segment lives.
+    Parameter names are those of the whole model (`blocks.7.mlp.up_proj.weight`) in every process.
     """
 
     def __init__(
@@ -41,37 +42,40 @@ class Segment(nn.Module):
         first: nn.Module | None,
         blocks: dict[int, nn.Module],
         last: nn.Module | None,
-        neck: Neck | None = None,
+        projection: BoundaryProjection | None = None,
     ) -> None:
         super().__init__()
         self.config, self.space = config, space
         by_name = nn.ModuleDict({str(index): block for index, block in blocks.items()})
         self.first, self.blocks, self.last = first, by_name, last  # in layer order, as in the whole model
-        self.necks = nn.ModuleDict({} if neck is None else {str(neck.segment): neck})
-        self.execution = Execution()
+        self.projections = nn.ModuleDict({} if projection is None else {str(projection.segment): projection})
+        self.execution = ExecutionConfig()
         self.on_gradient: OnGradient | None = None
-        """Called with the D-wide gradient at the input of this segment."""
+        """Callback that receives the D-wide gradient at the input of this segment in every backward pass."""
 
-    def forward(self, ids_BT: Tensor, state: Tensor | None = None, memory: Memory | None = None) -> Tensor:
-        """Token ids and, but for the first segment, the state from the one before; state or logits come out.
+    def forward(self, ids_BT: Tensor, state: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
+        """State for the next segment, or logits from the last segment.
 
-        With a memory, the ids follow those that it has seen.
+        `state`: output of the previous segment; None for the first segment. `cache`: KV cache of the tokens before
+        `ids_BT`, which is extended. Raises ValueError if the tokens exceed max_seq_len or the cache.
         """
-        start = self._first_position(ids_BT.shape[1], memory)
+        start = self._first_position(ids_BT.shape[1], cache)
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.execution.autocast_bf16):
             if self.first is not None:
                 state = self.first(ids_BT, start)
             elif state is None:
                 raise ValueError("only the first segment starts from token ids alone")
-            neck, base_BTD = self.neck, None
-            if neck is None:
+            projection, prior_BTD = self.projection, None
+            if projection is None:
                 stream = self.space.open(ids_BT, state, self.on_gradient, start)
             else:
-                before_BP = None if memory is None else memory.before(neck.segment, ids_BT, neck.reach)
-                stream, base_BTD = neck.open(ids_BT, state, before_BP)
+                previous_BP = (
+                    None if cache is None else cache.previous_ids(projection.segment, ids_BT, projection.lookback)
+                )
+                stream, prior_BTD = projection.open(ids_BT, state, previous_BP)
             for index, block in self.blocks.items():
-                if memory is not None:
-                    stream = block(stream, memory.layer(int(index)))
+                if cache is not None:
+                    stream = block(stream, cache.layer(int(index)))
                 elif self.execution.checkpoint_activations:
                     stream = _checkpointed(block, stream)
                 else:
@@ -79,41 +83,42 @@ class Segment(nn.Module):
             if self.last is not None:
                 out: Tensor = self.last(stream)
             else:
-                out = stream.state if neck is None else neck.close(stream, base_BTD)
+                out = stream.state if projection is None else projection.close(stream, prior_BTD)
         return out
 
     @property
-    def neck(self) -> Neck | None:
-        neck = next(iter(self.necks.values()), None)
-        assert neck is None or isinstance(neck, Neck)
-        return neck
+    def projection(self) -> BoundaryProjection | None:
+        projection = next(iter(self.projections.values()), None)
+        assert projection is None or isinstance(projection, BoundaryProjection)
+        return projection
 
-    def _first_position(self, tokens: int, memory: Memory | None) -> int:
-        """Where these tokens begin. Asks this segment's own first block: other segments may be ahead in one memory."""
-        start = 0 if memory is None else memory.layer(int(next(iter(self.blocks)))).length
+    def _first_position(self, tokens: int, cache: KVCache | None) -> int:
+        """Position of the first token. Read from this segment's own first block in the KV cache, because segments that
+        share a cache extend it one after the other."""
+        start = 0 if cache is None else cache.layer(int(next(iter(self.blocks)))).length
         end = start + tokens
         if end > self.config.max_seq_len:
             raise ValueError(f"{end} tokens do not fit into max_seq_len {self.config.max_seq_len}")
-        if memory is not None and end > memory.max_length:
+        if cache is not None and end > cache.max_length:
             raise ValueError(
-                f"{end} tokens do not fit into a memory of {memory.max_length}: "
+                f"{end} tokens do not fit into a KV cache of {cache.max_length}: "
                 f"make one of up to max_seq_len {self.config.max_seq_len}"
             )
         return start
 
 
 def _checkpointed(block: nn.Module, stream: Stream) -> Stream:
-    """Keeps the stream and computes the block again when its gradient is needed.
+    """Activation checkpointing of a block: keeps its input stream and recomputes the block in the backward pass.
 
-    torch looks for a tensor among the arguments to learn whose random state dropout needs, and does not look into a
-    stream: hence the state beside it.
+    torch takes the device whose random state dropout needs from the tensor arguments, and does not look inside a
+    Stream; hence the additional argument `stream.state`.
     """
     out: Stream = checkpoint(lambda _state, stream: block(stream), stream.state, stream, use_reentrant=False)
     return out
 
 
 class Model(nn.Module):
-    """All layers of a model. `segments` share its modules: what happens to one happens to the other."""
+    """All layers of a model. `segments` share modules and parameters with it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -122,10 +127,12 @@ class Model(nn.Module):
         free = FreeSpace(self.space) if isinstance(self.space, Subspace) else self.space
         spaces = [self.space if index < config.first_free_block else free for index in range(config.n_layers)]
         first, blocks, last = FAMILIES[type(config)](config, self.space, spaces)
-        # Registered in layer order, which is the order of parameters() and so of every sum over them.
+        # Registered in layer order: it is the order of parameters(), and thus of sums over parameters (bit-exactness).
         self.first, self.blocks, self.last = first, nn.ModuleList(blocks), last
-        has_necks = config.has_neck
-        self.necks = nn.ModuleList([Neck(config, index) for index in range(len(config.segments))] if has_necks else [])
+        has_projections = config.has_projection
+        self.projections = nn.ModuleList(
+            [BoundaryProjection(config, index) for index in range(len(config.segments))] if has_projections else []
+        )
         self.segments = tuple(
             Segment(
                 config,
@@ -133,21 +140,21 @@ class Model(nn.Module):
                 first=self.first if indices.start == 0 else None,
                 blocks={index: self.blocks[index] for index in indices},
                 last=self.last if indices.stop == config.n_layers else None,
-                neck=self.necks[index] if has_necks else None,  # type: ignore[arg-type]
+                projection=self.projections[index] if has_projections else None,  # type: ignore[arg-type]
             )
             for index, indices in enumerate(config.segments)
         )
 
-    def forward(self, ids_BT: Tensor, memory: Memory | None = None) -> Tensor:
-        """Logits of every token; with a memory, the ids follow those that it has seen."""
+    def forward(self, ids_BT: Tensor, cache: KVCache | None = None) -> Tensor:
+        """Logits of every token. `cache`: KV cache of the tokens before `ids_BT`, which is extended."""
         state: Tensor | None = None
         for segment in self.segments:
-            state = segment(ids_BT, state, memory)
+            state = segment(ids_BT, state, cache)
         assert state is not None
         return state
 
-    def execute(self, execution: Execution) -> None:
-        """Sets how all segments run."""
+    def set_execution(self, execution: ExecutionConfig) -> None:
+        """Sets the execution options of all segments, and compiles the blocks if asked to."""
         for segment in self.segments:
             segment.execution = execution
         if execution.compile:
@@ -155,7 +162,10 @@ class Model(nn.Module):
                 block.compile()
 
     def change_basis(self, old: Basis, new: Basis, optimizer: torch.optim.Optimizer | None = None) -> float:
-        """Maps every coordinate to the new basis; returns ‖Z'‖/‖Z‖. Give it to `GrassmannTracker.update`."""
+        """Maps all coordinate parameters (and optimiser moments) to the new basis; returns ‖Z'‖/‖Z‖.
+
+        The `apply` callback of `GrassmannTracker.update`. Raises TypeError for a dense model.
+        """
         if not isinstance(self.space, Subspace):
             raise TypeError("a dense model has no basis to change")
         kept_norm = rebase(dict(self.named_parameters()), optimizer, old, new)
@@ -164,13 +174,13 @@ class Model(nn.Module):
 
 
 def build(config: ModelConfig) -> Model:
-    """The model on the meta device: shapes and names, no memory."""
+    """The model on the meta device: shapes and names, without allocated memory."""
     with torch.device("meta"), _SkipInit():
         return Model(config)
 
 
 class _SkipInit(TorchFunctionMode):
-    """Skips torch's own initialisation of layers: on the meta device it only costs the import of torch's compiler."""
+    """Skips torch.nn.init: on the meta device it has no effect but to import torch's compiler, which is slow."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(function, "__module__", None) == "torch.nn.init":
@@ -179,9 +189,10 @@ class _SkipInit(TorchFunctionMode):
 
 
 def make_space(config: ModelConfig) -> DenseSpace | Subspace:
+    """The space of the residual stream: all of R^D, or a subspace with its frozen tables."""
     subspace = config.subspace
     if subspace.width is None:
-        return DenseSpace(config.dim, config.neck.first_rank)
+        return DenseSpace(config.dim, config.projection.embedding_rank)
 
     def table(rows: int, word: str) -> FixedTable:
         seed = derive_seed(subspace.seed, word)

@@ -1,18 +1,24 @@
-"""The texts from which first weights are drawn: the names that parameters had when their numbers were first recorded.
+"""Seed names: the parameter names from which initial weights are derived, kept stable when parameters are renamed.
 
-A weight is drawn from the run's seed and a text. That text is the parameter's name, so one that is renamed would be
-drawn anew, and every run would begin from other weights. Whoever renames a parameter adds a line to `SEED_NAMES`, so
-that the text stays what it was.
+The seed of an initial weight is derived from the run's seed and the parameter's name, so renaming a parameter would
+change its initial weights. To prevent that, a commit that renames a parameter adds an entry to `SEED_NAMES` that maps
+the new name to the old one.
 """
 
-SEED_NAMES: dict[str, str] = {}
-"""New name -> old name, of one or several whole components between dots: {"tables": "anchors"} draws
-`necks.1.tables.weight` from the text `necks.1.anchors.weight`. Where several lines fit, the one with the most
-components is taken."""
+SEED_NAMES: dict[str, str] = {
+    "projections": "necks",
+    "token_prior": "anchors",
+    "bigrams": "pairs",
+    "up_projection": "entry",
+    "down_projection": "exit",
+    "up_project": "widen",
+}
+"""New name -> old name, for one or several whole dot-separated components: {"projections": "necks"} derives the seed of
+`projections.1.weight` from `necks.1.weight`. If several entries match, the one with the most components applies."""
 
 
 def seed_name(name: str, table: dict[str, str] = SEED_NAMES) -> str:
-    """The text from which the parameter of this name is drawn."""
+    """The seed name of a parameter."""
     parts, text = name.split("."), list[str]()
     lengths = sorted({new.count(".") + 1 for new in table}, reverse=True)
     while parts:

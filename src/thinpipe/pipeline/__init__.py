@@ -1,4 +1,5 @@
-"""Segments as stages: torch.distributed.pipelining drives them, messages cross between them.
+"""Pipeline parallelism: model segments as stages of torch.distributed.pipelining that exchange encoded messages.
 
-`chain` is what a process computes; with all segments in it, it is the twin: the ground truth for any placement.
+`stage_module` is the module of one stage. With all segments in one process it is the twin: the single-process reference
+whose results every placement must reproduce bit for bit.
 """

@@ -1,6 +1,6 @@
-"""Runs some stages of a pipeline whose other stages are in other processes. Gives gradients and a loss.
+"""Runner for the pipeline stages of this process; the other stages are in other processes.
 
-Apart from the twin because torch's pipelining takes over a second to import, and only a pipeline needs it.
+Separate from `runner` because importing torch's pipelining takes over a second, and only a pipeline needs it.
 """
 
 import time
@@ -10,20 +10,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.pipelining import ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
 
-from thinpipe.pipeline.chain import Chain
-from thinpipe.pipeline.placement import LAYOUTS, Placement
+from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS, Placement
 from thinpipe.pipeline.runner import Received, divide_gradients
-from thinpipe.pipeline.schedules import SCHEDULES
-from thinpipe.pipeline.stage import MessageStage
+from thinpipe.pipeline.stage import EarlyForwards1F1B, MessageStage
+from thinpipe.pipeline.stage_module import StageModule
 
 
 class PipelineRunner:
-    """These stages here, the others in the other processes of the group."""
+    """Computes gradients and loss with the stages of this process, driven by a torch pipeline schedule."""
 
     def __init__(
         self,
-        chains: Sequence[Chain],
+        stage_modules: Sequence[StageModule],
         placement: Placement,
         group: dist.ProcessGroup,
         *,
@@ -32,30 +32,30 @@ class PipelineRunner:
         microbatches: int,
         device: torch.device,
     ) -> None:
-        self.chains, self.microbatches, self.seconds = chains, microbatches, 0.0
+        self.stage_modules, self.microbatches, self.seconds = stage_modules, microbatches, 0.0
         indices, count = placement.processes[group.rank()], len(placement.stages)
         self.stages = [
-            MessageStage(chain, index, count, device=device, group=group)
-            for chain, index in zip(chains, indices, strict=True)
+            MessageStage(stage_module, index, count, device=device, group=group)
+            for stage_module, index in zip(stage_modules, indices, strict=True)
         ]
         for stage in self.stages:
-            stage.previous_here = next((s for s in self.stages if s.stage_index == stage.stage_index - 1), None)
-        layout = LAYOUTS[schedule]
+            stage.local_previous = next((s for s in self.stages if s.stage_index == stage.stage_index - 1), None)
+        layout = SCHEDULE_LAYOUTS[schedule]
         self.schedule = SCHEDULES[schedule](
             self.stages[0] if layout.stages_per_process == 1 else self.stages,
             microbatches,
             loss_fn=lambda loss, _nothing: loss,
             scale_grads=False,
-            **({"extra": extra} if layout.takes_extra else {}),
+            **({"extra": extra} if layout.allows_extra_microbatches else {}),
         )
         for stage in self.stages:
             stage.connect()
-        self.nothing = torch.zeros(microbatches)
+        self.dummy_targets = torch.zeros(microbatches)
 
     def gradients(self, step: int, microbatches: Sequence[Tensor]) -> float | None:
         started = time.monotonic()
         loss = self._run(self.schedule.step, step, microbatches, backward=True)
-        divide_gradients(self.chains, self.microbatches)
+        divide_gradients(self.stage_modules, self.microbatches)
         self.seconds = time.monotonic() - started
         return loss
 
@@ -72,7 +72,7 @@ class PipelineRunner:
         first, last = any(stage.is_first for stage in self.stages), any(stage.is_last for stage in self.stages)
         run(
             *((torch.cat(list(microbatches)),) if first else ()),
-            **({"target": self.nothing, "losses": losses} if last else {}),
+            **({"target": self.dummy_targets, "losses": losses} if last else {}),
             return_outputs=False,
         )
         if not last:
@@ -83,17 +83,25 @@ class PipelineRunner:
         return (total / len(losses)).item()
 
     def received(self) -> list[Received]:
-        """Of the messages that came from other processes."""
+        """Traffic of the last step, per boundary and direction, received from other processes."""
         both = [
-            (boundary, forward, incoming)
+            (boundary, forward, receiver)
             for stage in self.stages
-            for boundary, forward, incoming in (
+            for boundary, forward, receiver in (
                 (stage.before, True, stage.states_in),
                 (stage.after, False, stage.gradients_in),
             )
         ]
         return [
-            Received(boundary, forward, incoming.received_nbytes, incoming.waited_seconds)
-            for boundary, forward, incoming in both
-            if incoming is not None
+            Received(boundary, forward, receiver.received_nbytes, receiver.waited_seconds)
+            for boundary, forward, receiver in both
+            if receiver is not None
         ]
+
+
+SCHEDULES: dict[str, Callable[..., Any]] = {
+    "GPipe": ScheduleGPipe,
+    "1F1B": EarlyForwards1F1B,
+    "Interleaved1F1B": ScheduleInterleaved1F1B,
+    "ZBVZeroBubble": ScheduleZBVZeroBubble,
+}

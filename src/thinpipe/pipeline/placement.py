@@ -1,59 +1,64 @@
-"""Which segments make a stage and which stages a process has, for every schedule. No torch here: plans need it too."""
+"""Placement for each pipeline schedule: segments of every stage and stages of every process. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
+from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 
 
-class Layout(NamedTuple):
+class ScheduleLayout(NamedTuple):
+    """How a pipeline schedule assigns stages to processes."""
+
     stages_per_process: int
     shape: Literal["loop", "v"] = "loop"
-    """loop: process r has stages r, r + N, ...; v: r and, on the way back, the one opposite."""
-    takes_extra: bool = False
-    """More micro-batches may be under way than it would have by itself."""
+    """For N processes, process r has stages r, r + N, ... ("loop"), or r and 2N - 1 - r ("v")."""
+    allows_extra_microbatches: bool = False
+    """True if the schedule can keep extra micro-batches in flight (`pipeline_parallel_extra_microbatches`)."""
 
 
-LAYOUTS: dict[str, Layout] = {
-    "GPipe": Layout(1),
-    "1F1B": Layout(1, takes_extra=True),
-    "Interleaved1F1B": Layout(2),
-    "ZBVZeroBubble": Layout(2, shape="v"),
+SCHEDULE_LAYOUTS: dict[str, ScheduleLayout] = {
+    "GPipe": ScheduleLayout(1),
+    "1F1B": ScheduleLayout(1, allows_extra_microbatches=True),
+    "Interleaved1F1B": ScheduleLayout(2),
+    "ZBVZeroBubble": ScheduleLayout(2, shape="v"),
 }
-"""By the names of `pipeline/schedules.py`."""
+"""Keys: schedule names, as in `SCHEDULES` of `pipeline/pipeline_runner.py`."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """In the order that the schedule wants."""
+    """Assignment of segments to stages and of stages to processes."""
 
     stages: list[range]
+    """Segments of each stage."""
     processes: list[list[int]]
+    """Stages of each process, in the order that the torch schedule expects."""
 
     def segments_of(self, process: int) -> list[int]:
         return [segment for stage in self.processes[process] for segment in self.stages[stage]]
 
     @property
-    def homes(self) -> list[int]:
-        """The process of every segment."""
+    def process_of_segment(self) -> list[int]:
+        """Rank of the process of each segment."""
         process_of = {stage: process for process, stages in enumerate(self.processes) for stage in stages}
         return [process_of[stage] for stage, segments in enumerate(self.stages) for _ in segments]
 
     @property
     def last_process(self) -> int:
-        """The one with the last segment."""
+        """Rank of the process with the last segment."""
         return next(rank for rank, stages in enumerate(self.processes) if len(self.stages) - 1 in stages)
 
 
 def stages_of(schedule: str, processes: int) -> list[list[int]]:
-    """The stages of each process. One process has all segments as one."""
-    if schedule not in LAYOUTS:
-        raise UserError(f"there is no schedule {schedule!r}: write one of {', '.join(LAYOUTS)}")
+    """Stages of each process. A single process has all segments in one stage."""
+    if schedule not in SCHEDULE_LAYOUTS:
+        raise UserError(f"there is no schedule {schedule!r}: write one of {', '.join(SCHEDULE_LAYOUTS)}")
     if processes == 1:
         return [[0]]
-    layout = LAYOUTS[schedule]
+    layout = SCHEDULE_LAYOUTS[schedule]
     count = processes * layout.stages_per_process
     if layout.shape == "v":
         return [[rank, count - 1 - rank] for rank in range(processes)]
@@ -61,10 +66,13 @@ def stages_of(schedule: str, processes: int) -> list[list[int]]:
 
 
 def place(schedule: str, processes: int, segments: int, shares: Sequence[int] | None = None) -> Placement:
-    """Segments in equal shares, the larger ones first, where they do not come out even; or in these shares."""
+    """Placement with `shares[i]` segments in stage i; default: stage i begins at ceil(i * segments / stages).
+
+    Raises UserError if there are fewer segments than stages, or if `shares` does not fit.
+    """
     if processes == 1:
         return Placement([range(segments)], stages_of(schedule, 1))
-    count = processes * LAYOUTS[schedule].stages_per_process
+    count = processes * SCHEDULE_LAYOUTS[schedule].stages_per_process
     if segments < count:
         raise UserError(
             f"{schedule} on {processes} processes needs a model of {count} segments or more, and this one has "
@@ -79,3 +87,17 @@ def place(schedule: str, processes: int, segments: int, shares: Sequence[int] | 
     equal = [-(-index * segments // count) for index in range(count + 1)]
     starts = equal if shares is None else [0, *accumulate(shares)]
     return Placement([range(start, stop) for start, stop in pairwise(starts)], stages_of(schedule, processes))
+
+
+def in_flight_microbatches(index: int, count: int, processes: int, config: RunConfig) -> int:
+    """Maximum number of micro-batches whose activations segment `index` of `count` holds at once.
+
+    That is the number of forward passes before the first backward pass, for segments shared by `processes` processes.
+    """
+    if processes == 1:
+        return 1
+    if config.parallelism.pipeline_parallel_schedule != "1F1B":
+        return config.microbatches  # exact for GPipe, an upper bound for the others
+    after = min(processes - 1, count - 1 - index)
+    extra = config.parallelism.pipeline_parallel_extra_microbatches
+    return min(config.microbatches, 1 + after * (1 + extra))

@@ -1,6 +1,6 @@
-"""The contract of what computes gradients and a loss with a process's segments, and the twin, which has all of them.
+"""Runner interface (gradients and loss of a batch, from the segments of this process) and the single-process runner.
 
-Gradients are summed over micro-batches in order and divided once, whoever runs them.
+In every runner, gradients are summed over micro-batches in order and divided once: results are bit-identical.
 """
 
 import time
@@ -11,49 +11,57 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from thinpipe.pipeline.chain import Chain
+from thinpipe.pipeline.stage_module import StageModule
 
 
 @dataclass(frozen=True)
 class Received:
-    """What came over one boundary in one direction in one step."""
+    """Traffic received over one boundary in one direction in one step."""
 
     boundary: int
     forward: bool
+    """True for states, False for gradients."""
     nbytes: int
     waited_seconds: float
+    """Seconds in which the training thread waited for these messages."""
 
 
 class Runner(Protocol):
-    """`microbatches` of ids reach the first segment; the mean loss comes out where the last one is, else None."""
+    """Computes with the segments of this process.
 
-    def gradients(self, step: int, microbatches: Sequence[Tensor]) -> float | None: ...
+    `microbatches` are token ids, needed in the process with the first segment (empty elsewhere). The mean loss is
+    returned in the process with the last segment, None elsewhere.
+    """
+
+    def gradients(self, step: int, microbatches: Sequence[Tensor]) -> float | None:
+        """Forward and backward; leaves the mean gradient over micro-batches in `grad`, which must be cleared before."""
+        ...
 
     def loss(self, microbatches: Sequence[Tensor]) -> float | None:
-        """Forward only."""
+        """Forward only, for validation."""
         ...
 
     def received(self) -> list[Received]:
-        """In the last step."""
+        """Traffic of the last step, per boundary and direction, received from other processes."""
         ...
 
     @property
     def seconds(self) -> float:
-        """That the last step took, waiting included."""
+        """Seconds that the last `gradients` call took, waiting included."""
         ...
 
 
 class TwinRunner:
-    """All segments here."""
+    """The twin: runs all segments in this process. Reference for every pipeline placement."""
 
-    def __init__(self, chain: Chain) -> None:
-        self.chain = chain
+    def __init__(self, stage_module: StageModule) -> None:
+        self.stage_module = stage_module
         self.seconds = 0.0
 
     def gradients(self, step: int, microbatches: Sequence[Tensor]) -> float:
         started = time.monotonic()
         loss = self._run(step, microbatches, backward=True)
-        divide_gradients([self.chain], len(microbatches))
+        divide_gradients([self.stage_module], len(microbatches))
         self.seconds = time.monotonic() - started
         return loss
 
@@ -64,8 +72,8 @@ class TwinRunner:
     def _run(self, step: int, microbatches: Sequence[Tensor], *, backward: bool) -> float:
         total = torch.zeros((), dtype=torch.float64, device=microbatches[0].device)
         for index, ids_BW in enumerate(microbatches):
-            self.chain.begin(ids_BW, step=step, microbatch=index, backward_follows=backward)
-            loss = self.chain()
+            self.stage_module.begin(ids_BW, step=step, microbatch=index, backward_follows=backward)
+            loss = self.stage_module()
             if backward:
                 loss.backward()
             total += loss.detach()
@@ -75,7 +83,7 @@ class TwinRunner:
         return []
 
 
-def divide_gradients(chains: Sequence[Chain], microbatches: int) -> None:
-    gradients = [p.grad for chain in chains for p in chain.parameters() if p.grad is not None]
+def divide_gradients(stage_modules: Sequence[StageModule], microbatches: int) -> None:
+    gradients = [p.grad for stage_module in stage_modules for p in stage_module.parameters() if p.grad is not None]
     if microbatches > 1:
         torch._foreach_div_(gradients, float(microbatches))

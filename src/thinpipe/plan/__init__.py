@@ -1,1 +1,1 @@
-"""Whether a run fits, how fast it is and what it costs, before anything is rented. No torch here."""
+"""Planning: does a run fit on given machines, how fast is it, and what does it cost? Nothing is run; no torch."""

@@ -1,182 +1,188 @@
-"""What the forward pass of a segment leaves for the backward pass, by arithmetic: tensors that autograd keeps.
+"""Activation memory of a segment by arithmetic: the tensors that autograd saves for the backward pass.
 
-Held equal to what `train/dry_run.py` counts on torch's fake tensors, of the kernels of a CPU, in
-`tests/plan/test_needs.py`. Every list is of bytes, a number for each tensor; those that two operations keep count once.
+`tests/plan/test_needs.py` compares it with what `train/dry_run.py` counts on torch's fake tensors, for CPU kernels.
+Lists hold the bytes of each saved tensor; a tensor that two operations save is counted once.
 """
 
 from dataclasses import dataclass
 
-from thinpipe.models.config import GPT2Config, LlamaConfig, ModelConfig
-from thinpipe.plan.parameters import Part, SegmentParts
-from thinpipe.train.config import RunConfig
+from thinpipe.config.model import GPT2Config, LlamaConfig, ModelConfig
+from thinpipe.config.run import RunConfig
+from thinpipe.plan.parameters import ParameterGroup, SegmentShapes
 
 ITEMSIZES = {"bfloat16": 2, "float32": 4, "float64": 8}
-_SHORT_TEXT = 512  # up to which CPUs attend in float32 (`models/memory.py`)
+_MAX_FLOAT32_ATTENTION_TOKENS = 512  # up to here attention on a CPU is in float32 (`models/kv_cache.py`)
 _ID_NBYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
-    """By one micro-batch."""
+class SavedActivations:
+    """Activations of one micro-batch in one segment."""
 
     nbytes: int
-    """From its forward to its backward pass."""
-    at_work_nbytes: int
-    """More, for as long as the segment computes."""
+    """Bytes held from the forward to the backward pass."""
+    peak_extra_nbytes: int
+    """Additional bytes while the segment computes."""
 
 
-def count_kept(model: ModelConfig, config: RunConfig, index: int, parts: SegmentParts) -> Kept:
-    """Of the segment `index`, which has these parts."""
-    run = _Pass(model=model, config=config, is_confined=model.segments[index].start < model.first_free_block)
-    ends = _before_blocks(run, parts) + _after_blocks(run, parts)
-    block = _block(run, parts.block)
-    basis = run.basis_copy if run.is_confined or index else []
-    everything = ends + block * parts.blocks + basis
+def count_saved_activations(
+    model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes
+) -> SavedActivations:
+    """Activations of segment `index`, which has these parameters."""
+    run = _SegmentPass(model=model, config=config, in_subspace=model.segments[index].start < model.first_free_block)
+    ends = _before_blocks(run, shapes) + _after_blocks(run, shapes)
+    block = _block(run, shapes.block)
+    basis = run.basis_copy if run.in_subspace or index else []
+    everything = ends + block * shapes.blocks + basis
     gradients = 2 * max(everything)
     if not config.execution.checkpoint_activations:
-        return Kept(nbytes=sum(everything), at_work_nbytes=gradients)
-    entering = run.each(model.subspace.width or model.dim if run.is_confined else model.dim, run.state)
-    outside = sum(ends) + parts.blocks * entering
-    if parts.last or not run.is_confined:
-        outside += sum(basis)  # the stream is read outside of blocks
-    one_block = (sum(everything) - outside) // parts.blocks
-    base = run.each(model.dim, run.state) if run.is_confined else 0
-    return Kept(nbytes=outside + base, at_work_nbytes=max(0, one_block) + gradients)
+        return SavedActivations(nbytes=sum(everything), peak_extra_nbytes=gradients)
+    entering = run.each(model.subspace.width or model.dim if run.in_subspace else model.dim, run.itemsize)
+    outside = sum(ends) + shapes.blocks * entering
+    if shapes.last or not run.in_subspace:
+        outside += sum(basis)  # the stream is reconstructed outside of checkpointed blocks
+    one_block = (sum(everything) - outside) // shapes.blocks
+    base = run.each(model.dim, run.itemsize) if run.in_subspace else 0
+    return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(0, one_block) + gradients)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pass:
-    """One micro-batch in one segment."""
+class _SegmentPass:
+    """Sizes for one micro-batch in one segment."""
 
     model: ModelConfig
     config: RunConfig
-    is_confined: bool
+    in_subspace: bool
 
     @property
-    def state(self) -> int:
-        """Bytes of a number in the stream and in weights."""
+    def itemsize(self) -> int:
+        """Bytes per element of weights and of the residual stream."""
         return ITEMSIZES[self.config.training.dtype]
 
     @property
-    def casts(self) -> bool:
-        """Factors of products are copied to bfloat16 first; float64 never is."""
+    def uses_autocast(self) -> bool:
+        """Under autocast the factors of matrix products are copied to bfloat16; float64 is exempt."""
         return self.config.execution.autocast_bf16 and self.config.training.dtype == "float32"
 
     @property
-    def product(self) -> int:
-        """Bytes of a number that a matrix product makes."""
-        return 2 if self.casts else self.state
+    def matmul_itemsize(self) -> int:
+        """Bytes per element of the result of a matrix product."""
+        return 2 if self.uses_autocast else self.itemsize
 
     @property
-    def rounded(self) -> int:
-        """Of a number where bfloat16 would not do."""
-        return max(4, self.state)
+    def float32_itemsize(self) -> int:
+        """Bytes per element where at least float32 is used."""
+        return max(4, self.itemsize)
 
     @property
     def tokens(self) -> int:
         return self.config.microbatch_size * self.config.training.seq_len
 
-    def each(self, numbers: int, itemsize: int) -> int:
-        """Of so many numbers for every token."""
-        return self.tokens * numbers * itemsize
+    def each(self, numel: int, itemsize: int) -> int:
+        """Bytes of `numel` elements per token of the micro-batch."""
+        return self.tokens * numel * itemsize
 
-    def copies(self, part: Part) -> list[int]:
-        """Of matrices, in bfloat16."""
-        return [2 * each.numbers for each in part if each.multiplies] if self.casts else []
+    def copies(self, group: ParameterGroup) -> list[int]:
+        """Bytes of the bfloat16 copies that autocast makes of matrices."""
+        return [2 * each.numel for each in group if each.is_matmul] if self.uses_autocast else []
 
     @property
     def ids(self) -> int:
-        """Of all ids of the micro-batch, labels among them."""
+        """Bytes of the token ids of the micro-batch, labels included."""
         return self.config.microbatch_size * (self.config.training.seq_len + 1) * _ID_NBYTES
 
     @property
     def basis_copy(self) -> list[int]:
-        """The basis is float32 at least, and the stream is read in its own dtype."""
+        """Bytes of the basis cast to bfloat16, if the stream is: the basis itself is at least float32."""
         width = self.model.subspace.width
-        return [self.model.dim * width * 2] if width is not None and self.state == 2 else []
+        return [self.model.dim * width * 2] if width is not None and self.itemsize == 2 else []
 
 
-def _before_blocks(run: _Pass, parts: SegmentParts) -> list[int]:
-    model, neck = run.model, run.model.neck
-    labels_are_ids = bool(parts.last) and run.config.microbatch_size == 1  # a part of one row is no copy
-    looks_up = bool(parts.first) or (bool(parts.anchors) and neck.anchor_rank > 0)
-    kept = [run.ids] if looks_up or labels_are_ids else []
-    if parts.last and not labels_are_ids:
-        kept.append(run.each(1, _ID_NBYTES))
-    if model.has_position_table and parts.first:
-        kept.append(run.config.training.seq_len * _ID_NBYTES)
-    if parts.first:
-        width = neck.first_rank or model.subspace.width or model.dim
-        kept += [run.each(width, run.product)] if neck.first_rank else []
-        kept += [run.each(width, run.state)] if _dropout(model) else []
-    if parts.anchors and neck.anchor_rank:
-        kept.append(run.each(neck.anchor_rank * neck.anchor_reach, run.product))
-    if parts.anchors and neck.ngram_rows:
-        kept += [run.each(1, _ID_NBYTES), run.each(neck.ngram_rank, run.product)]
-    kept += run.copies(parts.first + parts.anchors)
-    if parts.entry:
-        kept.append(run.each(model.state_width, run.state))
-        kept += _inside_gate(run, run.state)
-    return kept
+def _before_blocks(run: _SegmentPass, shapes: SegmentShapes) -> list[int]:
+    model, projection = run.model, run.model.projection
+    labels_are_ids = bool(shapes.last) and run.config.microbatch_size == 1  # a slice of one row needs no copy
+    looks_up = bool(shapes.first) or (bool(shapes.token_prior) and projection.token_prior_rank > 0)
+    saved = [run.ids] if looks_up or labels_are_ids else []
+    if shapes.last and not labels_are_ids:
+        saved.append(run.each(1, _ID_NBYTES))
+    if model.has_position_table and shapes.first:
+        saved.append(run.config.training.seq_len * _ID_NBYTES)
+    if shapes.first:
+        width = projection.embedding_rank or model.subspace.width or model.dim
+        saved += [run.each(width, run.matmul_itemsize)] if projection.embedding_rank else []
+        saved += [run.each(width, run.itemsize)] if _dropout(model) else []
+    if shapes.token_prior and projection.token_prior_rank:
+        saved.append(run.each(projection.token_prior_rank * projection.token_prior_window, run.matmul_itemsize))
+    if shapes.token_prior and projection.bigram_rows:
+        saved += [run.each(1, _ID_NBYTES), run.each(projection.bigram_rank, run.matmul_itemsize)]
+    saved += run.copies(shapes.first + shapes.token_prior)
+    if shapes.up_projection:
+        saved.append(run.each(model.state_width, run.itemsize))
+        saved += _inside_projection(run, run.itemsize)
+    return saved
 
 
-def _inside_gate(run: _Pass, itemsize: int) -> list[int]:
-    """Of a bottleneck's small network: before and after its nonlinearity."""
-    if run.model.neck.kind != "bottleneck":
+def _inside_projection(run: _SegmentPass, itemsize: int) -> list[int]:
+    """Hidden activations of a bottleneck's MLP, before and after its nonlinearity."""
+    if run.model.projection.kind != "bottleneck":
         return []
-    return [run.each(run.model.neck.hidden or 2 * run.model.state_width, itemsize)] * 2
+    return [run.each(run.model.projection.hidden or 2 * run.model.state_width, itemsize)] * 2
 
 
-def _after_blocks(run: _Pass, parts: SegmentParts) -> list[int]:
+def _after_blocks(run: _SegmentPass, shapes: SegmentShapes) -> list[int]:
     model = run.model
-    if parts.last:
-        logits = [run.each(model.vocab_size, run.rounded), run.rounded]  # and the sum of losses
-        return [*_norm(run), run.each(model.dim, run.product), *run.copies(parts.last), *logits]
-    kept = [run.each(model.state_width, run.state)]  # what is sent
-    if parts.exit:
-        is_bottleneck = model.neck.kind == "bottleneck"
-        kept.append(run.each(model.dim, run.product if is_bottleneck else run.state))
-        kept += _inside_gate(run, run.product)
-        kept += run.copies(parts.exit) if is_bottleneck else []
-    return kept
+    if shapes.last:
+        logits = [run.each(model.vocab_size, run.float32_itemsize), run.float32_itemsize]  # logits, and the summed loss
+        return [*_norm(run), run.each(model.dim, run.matmul_itemsize), *run.copies(shapes.last), *logits]
+    saved = [run.each(model.state_width, run.itemsize)]  # the message
+    if shapes.down_projection:
+        is_bottleneck = model.projection.kind == "bottleneck"
+        saved.append(run.each(model.dim, run.matmul_itemsize if is_bottleneck else run.itemsize))
+        saved += _inside_projection(run, run.matmul_itemsize)
+        saved += run.copies(shapes.down_projection) if is_bottleneck else []
+    return saved
 
 
-def _norm(run: _Pass) -> list[int]:
-    """What enters it, statistics, and for RMSNorm what it makes before it scales."""
+def _norm(run: _SegmentPass) -> list[int]:
+    """Input and statistics of a norm; for RMSNorm also the normalised values before scaling."""
     wide = run.model.dim
     if isinstance(run.model, GPT2Config):
-        return [run.each(wide, run.state), run.each(1, run.state), run.each(1, run.state)]
-    return [run.each(wide, run.rounded), run.each(1, run.rounded), run.each(wide, run.rounded)]
+        return [run.each(wide, run.itemsize), run.each(1, run.itemsize), run.each(1, run.itemsize)]
+    return [
+        run.each(wide, run.float32_itemsize),
+        run.each(1, run.float32_itemsize),
+        run.each(wide, run.float32_itemsize),
+    ]
 
 
-def _block(run: _Pass, part: Part) -> list[int]:
+def _block(run: _SegmentPass, group: ParameterGroup) -> list[int]:
     model = run.model
     assert isinstance(model, LlamaConfig | GPT2Config), f"a plan does not know blocks of {model.family}"
     is_llama = isinstance(model, LlamaConfig)
-    readers, inside = ((3, 2), 4) if is_llama else ((1, 1), 2)  # of what each norm makes; of tensors inside the MLP
-    kept = _norm(run) * 2 + _attention(run)
-    for count in readers:  # each copies what it reads
-        kept += [run.each(model.dim, run.product)] * (count if run.casts else 1)
-    kept += [run.each(model.hidden_dim, run.product)] * inside + run.copies(part)
-    if is_llama and run.product == 2:
-        kept += [run.config.training.seq_len * model.head_dim * 2] * 4  # cosines and sines, of queries and of keys
+    readers, inside = ((3, 2), 4) if is_llama else ((1, 1), 2)  # matrices that read each norm; tensors in the MLP
+    saved = _norm(run) * 2 + _attention(run)
+    for count in readers:  # under autocast each matrix saves its own copy of its input
+        saved += [run.each(model.dim, run.matmul_itemsize)] * (count if run.uses_autocast else 1)
+    saved += [run.each(model.hidden_dim, run.matmul_itemsize)] * inside + run.copies(group)
+    if is_llama and run.matmul_itemsize == 2:
+        saved += [run.config.training.seq_len * model.head_dim * 2] * 4  # RoPE cosines and sines, for queries and keys
     if _dropout(model):
-        width = model.subspace.width or model.dim if run.is_confined else model.dim
-        kept += [run.each(width, run.product)] * 2
-    return kept
+        width = model.subspace.width or model.dim if run.in_subspace else model.dim
+        saved += [run.each(width, run.matmul_itemsize)] * 2
+    return saved
 
 
-def _attention(run: _Pass) -> list[int]:
-    """Queries, keys, values, what comes out, and the logarithm of each softmax's sum."""
+def _attention(run: _SegmentPass) -> list[int]:
+    """Queries, keys, values, output, and the log-sum-exp of each softmax."""
     model, tokens = run.model, run.config.training.seq_len
     heads = model.n_kv_heads if isinstance(model, LlamaConfig) else model.n_heads
-    in_float32 = tokens <= _SHORT_TEXT or _dropout(model)
-    itemsize = max(4, run.product) if in_float32 else run.product
+    in_float32 = tokens <= _MAX_FLOAT32_ATTENTION_TOKENS or _dropout(model)
+    itemsize = max(4, run.matmul_itemsize) if in_float32 else run.matmul_itemsize
     sides = [run.each(heads * model.head_dim, itemsize)] * 2 + [run.each(model.dim, itemsize)]
-    out = run.each(model.dim, run.product)
-    if _dropout(model):  # then no kernel does without the matrix of tokens x tokens
+    out = run.each(model.dim, run.matmul_itemsize)
+    if _dropout(model):  # with dropout every kernel materialises the tokens x tokens matrix
         return [*sides, out] + [run.each(model.n_heads * tokens, itemsize)] * 3
-    before_cast = [run.each(model.dim, itemsize)] if itemsize != run.product else []
+    before_cast = [run.each(model.dim, itemsize)] if itemsize != run.matmul_itemsize else []
     return [*sides, out, *before_cast, run.each(model.n_heads, max(4, itemsize))]
 
 

@@ -1,8 +1,8 @@
-"""Common devices by name, with the peaks that their makers publish. What a run reaches is a share of that.
+"""Table of common devices with the peak FLOP/s that vendors publish. Training reaches a fraction of the peak.
 
-Peaks are of dense matrix products, without sparsity: bfloat16 with float32 sums, as autocast computes, and plain
-float32, as torch computes by default (no TF32). Memory is as makers write it and taken as 10^9 bytes a GB: what chips
-have more than that is about what drivers and libraries need.
+Peaks are for dense matrix products, without sparsity: bfloat16 with float32 accumulation, as under autocast, and plain
+float32, torch's default (no TF32). Memory is the vendor's figure, taken as 10^9 bytes per GB: the bytes that a device
+has beyond that are about what drivers and libraries take.
 """
 
 import difflib
@@ -10,18 +10,20 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
-from thinpipe.train.config import RunConfig
 
 Precision = Literal["bf16", "fp32"]
 
 
 @dataclass(frozen=True)
 class Device:
+    """Peak speed and memory of a device."""
+
     bf16_tflops: float
     fp32_tflops: float
     memory_gb: float | None = None
-    """None: it differs, so a machines file must say it."""
+    """None: the size varies, so the machines file must give it."""
 
     def peak_flops(self, precision: Precision) -> float:
         return 1e12 * (self.bf16_tflops if precision == "bf16" else self.fp32_tflops)
@@ -82,7 +84,8 @@ DEVICES: dict[str, Device] = {
 
 
 def find_device(name: str) -> tuple[str, Device]:
-    """By its name, in any spelling of spaces and capitals, with or without its maker's."""
+    """Canonical name and entry of a device; ignores case, spaces, punctuation and vendor names. Raises UserError if the
+    device is not in the table."""
     by_key = {_key(known): known for known in DEVICES}
     known = by_key.get(_key(name))
     if known is None:
@@ -96,7 +99,7 @@ def find_device(name: str) -> tuple[str, Device]:
 
 
 def precision_of(config: RunConfig) -> Precision:
-    """In which a run's matrix products are. No table here is of float64: give machines their tflops."""
+    """Precision of the run's matrix products. A float64 run counts as fp32: give its machines explicit tflops."""
     return "bf16" if config.training.dtype == "bfloat16" or config.execution.autocast_bf16 else "fp32"
 
 

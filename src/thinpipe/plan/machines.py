@@ -1,46 +1,47 @@
-"""The machines of a plan: from a file, or as the peers of a hub were measured.
+"""Machines of a plan, read from a machines file (peers of a hub come from `swarm/protocol/status.py`).
 
-Nothing is measured here. What a file leaves to us is told as an assumption, which plans print.
+Nothing is measured here. Values that the file leaves open are assumed, and the assumption is printed with the plan.
 """
 
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from thinpipe.core.config import load_toml
+from thinpipe.config.machines import Duplex, LatencyPer, MachineConfig, MachinesFile
+from thinpipe.config.toml import load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.units import parse_bytes, parse_duration, parse_rate
 from thinpipe.plan.devices import Precision, find_device
-from thinpipe.plan.machine_settings import Duplex, LatencyPer, MachineSection, MachinesFile
-from thinpipe.swarm.assign import Machine as Measured
-from thinpipe.swarm.status import Status
+from thinpipe.plan.partition import Machine as Measured
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
+    """One process with its device and its link."""
+
     name: str
     flops: float
-    """Floating-point operations a second that training reaches, of one process that has its device to itself."""
+    """FLOP/s that training reaches in one process that has the device to itself."""
     memory_nbytes: int
-    """That a run may use."""
+    """Bytes of memory that a run may use, `overhead_nbytes` included."""
     up_bps: float = math.inf
     down_bps: float = math.inf
     latency_s: float = 0.0
-    """One way, to the hub or to a neighbour."""
+    """One-way latency to the hub, or without a hub to a neighbour in the pipeline."""
     price_per_hour: float = 0.0
     host: str | None = None
-    """Machines of one host share its processors."""
+    """Name of the host; machines with the same host share its cores. None: a host of its own."""
     cores: float | None = None
-    """Processors of the host; so many of its machines compute at full speed at once."""
+    """Cores of the host: the number of its machines that can compute at full speed at once. None: no limit."""
     duplex: Duplex = "full"
     latency_per: LatencyPer = "pipelined"
     pass_s: float = 0.0
-    """What every pass of a micro-batch costs beside its operations: Python, launching kernels, handing over."""
+    """Fixed seconds per pass of a micro-batch, beside its FLOPs: Python, kernel launches, handing over tensors."""
     overhead_nbytes: int = 0
-    """Of its memory: Python, torch and its libraries, beside all tensors."""
+    """Bytes of memory taken by Python, torch and its libraries, beside all tensors."""
 
-    def for_assigning(self) -> Measured:
-        """As a hub would know it."""
+    def as_assignable(self) -> Measured:
+        """The machine as the partitioning rule of the hub sees it."""
         return Measured(
             name=self.name,
             flops=self.flops,
@@ -52,51 +53,32 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Hub:
+    """Link of the hub that relays all messages."""
+
     up_bps: float = math.inf
     down_bps: float = math.inf
     latency_s: float = 0.0
-    """One way, added to that of the machine at the other end."""
+    """One-way latency, added to that of the machine at the other end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
     machines: tuple[Machine, ...]
     hub: Hub | None = None
-    """None: machines reach each other directly."""
+    """None: machines are connected directly."""
     currency: str = "USD"
     assumptions: tuple[str, ...] = ()
-    """What nobody measured or said, in words."""
+    """Values that were neither measured nor given, one sentence each."""
 
 
 def load_machines(path: Path, *, precision: Precision = "bf16") -> Machines:
-    """`precision`: of the run's matrix products (`devices.precision_of`), for devices of the table."""
+    """Reads a machines file; raises UserError. `precision`: that of the run's matrix products (`devices.precision_of`),
+    for the peak FLOP/s of devices that are given by name."""
     file = load_toml(path, MachinesFile)
     try:
         return _resolve(file, precision)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-
-
-def from_status(status: Status) -> Machines:
-    """As the peers that are there were measured."""
-    measured = [(peer.name, peer.report) for peer in status.peers if peer.report is not None]
-    if not measured:
-        raise UserError("no peer has been measured yet: wait until `thinpipe status` shows figures of one")
-    machines = tuple(
-        Machine(
-            name=name,
-            flops=report.processor.flops,
-            memory_nbytes=report.processor.memory_nbytes,
-            up_bps=report.up_bps,
-            down_bps=report.down_bps,
-            latency_s=report.latency_s / 2,
-        )
-        for name, report in measured
-    )
-    assumptions = ["measured speeds are of matrix products alone: whole steps are slower"]
-    assumptions += [f"{peer.name} is not measured yet and left out" for peer in status.peers if peer.report is None]
-    up_bps, down_bps = status.hub_bps
-    return Machines(machines=machines, hub=Hub(up_bps=up_bps, down_bps=down_bps), assumptions=tuple(assumptions))
 
 
 def _resolve(file: MachinesFile, precision: Precision) -> Machines:
@@ -108,7 +90,7 @@ def _resolve(file: MachinesFile, precision: Precision) -> Machines:
     for section in file.machine:
         flops, memory_nbytes, assumed = _processor(section, file.efficiency, precision)
         machine = Machine(
-            name=section.called,
+            name=section.display_name,
             flops=flops,
             memory_nbytes=memory_nbytes,
             up_bps=_rate(section.up),
@@ -124,7 +106,7 @@ def _resolve(file: MachinesFile, precision: Precision) -> Machines:
         )
         names = [f"{machine.name}-{n}" for n in range(1, section.count + 1)] if section.count > 1 else [machine.name]
         machines += [replace(machine, name=name) for name in names]
-        assumptions += assumed + _unlimited(section.called, section.up, section.down)
+        assumptions += assumed + _unlimited(section.display_name, section.up, section.down)
     _refuse_equal_names(machines)
     hub = None
     if file.hub is not None:
@@ -136,8 +118,8 @@ def _resolve(file: MachinesFile, precision: Precision) -> Machines:
     )
 
 
-def _processor(section: MachineSection, efficiency: float, precision: Precision) -> tuple[float, int, list[str]]:
-    """Operations a second, memory, and what is assumed."""
+def _processor(section: MachineConfig, efficiency: float, precision: Precision) -> tuple[float, int, list[str]]:
+    """FLOP/s, memory bytes, and the assumptions behind them."""
     flops, memory_nbytes, assumed = (section.tflops or 0.0) * 1e12, 0.0, []
     if section.device is not None:
         known, device = find_device(section.device)
@@ -149,11 +131,12 @@ def _processor(section: MachineSection, efficiency: float, precision: Precision)
     if section.memory is not None:
         memory_nbytes = parse_bytes(section.memory)
     if not memory_nbytes:
-        raise UserError(f'machine {section.called!r}: say how much memory a run may use, such as memory = "24GB"')
+        raise UserError(f'machine {section.display_name!r}: say how much memory a run may use, such as memory = "24GB"')
     return flops, int(memory_nbytes), assumed
 
 
-def _cores_by_host(sections: tuple[MachineSection, ...]) -> dict[str, float]:
+def _cores_by_host(sections: tuple[MachineConfig, ...]) -> dict[str, float]:
+    """Raises UserError if two sections of the same host disagree."""
     cores: dict[str, float] = {}
     for section in sections:
         if section.host is None or section.cores is None:
@@ -175,5 +158,6 @@ def _rate(text: str | None) -> float:
 
 
 def _unlimited(name: str, up: str | None, down: str | None) -> list[str]:
+    """Assumption for the link directions whose rate is not given."""
     missing = [side for side, rate in (("up", up), ("down", down)) if rate is None]
-    return [f"the line of {name} is not said ({' and '.join(missing)}): taken as no limit"] if missing else []
+    return [f"the link of {name} is not given ({' and '.join(missing)}): taken as no limit"] if missing else []

@@ -1,36 +1,36 @@
-"""How long the messages of a run are. Lengths are those that boundary methods state (`boundary/lengths.py`)."""
+"""Sizes of the messages that cross the boundaries of a run, as declared by boundary methods (`boundary/sizes.py`)."""
 
 from dataclasses import dataclass
 
-from thinpipe.boundary.lengths import MessageSize, backward_nbytes, forward_nbytes
-from thinpipe.models.config import ModelConfig
-from thinpipe.train.config import RunConfig
+from thinpipe.boundary.sizes import MessageSize, backward_nbytes, forward_nbytes
+from thinpipe.config.model import ModelConfig
+from thinpipe.config.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Messages:
-    """Of one micro-batch at one boundary; payload, without what lines add to it (`transport/framing.py`)."""
+class MessageSizes:
+    """Payload of one micro-batch at one boundary, without protocol overhead (`transport/emulation/framing.py`)."""
 
     forward_nbytes: int
-    """The state, and token ids behind it."""
+    """Hidden state and the token ids that follow it."""
     backward_nbytes: int
-    """Its gradient."""
+    """Gradient of the hidden state."""
     ids_nbytes: int
-    """Of the forward message."""
+    """Token ids, as a part of `forward_nbytes`."""
 
 
-def message_nbytes(model: ModelConfig, config: RunConfig) -> Messages:
-    """The same at every boundary of a model; nothing crosses if there is none."""
+def message_sizes(model: ModelConfig, config: RunConfig) -> MessageSizes:
+    """Sizes for the run; they are the same at every boundary, and 0 for a model without boundaries."""
     if not model.boundaries:
-        return Messages(forward_nbytes=0, backward_nbytes=0, ids_nbytes=0)
-    config.boundary.method_for(confined=model.subspace.width is not None)
+        return MessageSizes(forward_nbytes=0, backward_nbytes=0, ids_nbytes=0)
+    config.boundary.resolve_method(in_subspace=model.subspace.width is not None)
     size = MessageSize(
         batch=config.microbatch_size,
         tokens=config.training.seq_len,
         width=model.state_width,
         vocab_size=model.vocab_size,
     )
-    return Messages(
+    return MessageSizes(
         forward_nbytes=forward_nbytes(config.boundary, size),
         backward_nbytes=backward_nbytes(config.boundary, size),
         ids_nbytes=size.ids_nbytes,

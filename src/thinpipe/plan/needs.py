@@ -1,51 +1,57 @@
-"""What every segment of a run needs, by the law of `train/costs.py` and with shapes by arithmetic: no torch.
+"""Compute and memory needs of every segment: the cost model of `train/costs.py` on arithmetic shapes, without torch.
 
-Bytes are those of tensors: Python, torch and its libraries come on top.
+Bytes are those of tensors; Python, torch and its libraries are not included.
 """
 
 from dataclasses import dataclass
 
-from thinpipe.models.config import LlamaConfig, ModelConfig
-from thinpipe.plan.activations import ITEMSIZES, count_kept
-from thinpipe.plan.parameters import Part, SegmentParts, segment_parts
-from thinpipe.train.config import RunConfig
-from thinpipe.train.under_way import under_way
+from thinpipe.config.model import LlamaConfig, ModelConfig
+from thinpipe.config.run import RunConfig
+from thinpipe.pipeline.placement import in_flight_microbatches
+from thinpipe.plan.activations import ITEMSIZES, count_saved_activations
+from thinpipe.plan.parameters import ParameterGroup, SegmentShapes, segment_shapes
 
-__all__ = ["SegmentNeed", "memory_nbytes", "segment_needs", "shared_nbytes", "under_way"]
+__all__ = ["SegmentNeed", "in_flight_microbatches", "memory_nbytes", "segment_needs", "shared_nbytes"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentNeed:
+    """FLOPs and bytes of one segment."""
+
     parameters: int
-    """Trainable numbers."""
+    """Number of trainable parameters."""
     forward_flops_per_token: float
     backward_flops_per_token: float
-    """With what is computed again of checkpointed blocks."""
+    """Backward pass, with the recomputation of checkpointed blocks."""
     weights_nbytes: int
     gradients_nbytes: int
     optimiser_nbytes: int
-    kept_nbytes: int
-    """Activations of one micro-batch, from its forward to its backward pass."""
-    at_work_nbytes: int
-    """More, for as long as the segment computes."""
+    activation_nbytes: int
+    """Activations saved by one micro-batch between its forward and its backward pass."""
+    peak_extra_nbytes: int
+    """Additional bytes while the segment computes."""
     tables_nbytes: int
-    """Of the weights: tables that are looked up by tokens, pairs or positions, and what widens their rows."""
+    """Part of `weights_nbytes`: tables looked up by token, bigram or position, and the matrices that project their rows
+    up."""
 
 
 def segment_needs(model: ModelConfig, config: RunConfig) -> list[SegmentNeed]:
-    """In order. What all segments of a machine share is not here: see `shared_nbytes`."""
-    return [_need(model, config, index, parts) for index, parts in enumerate(segment_parts(model))]
+    """Needs of every segment, in model order, without what the segments of a machine share (`shared_nbytes`)."""
+    return [_need(model, config, index, shapes) for index, shapes in enumerate(segment_shapes(model))]
 
 
-def memory_nbytes(need: SegmentNeed, config: RunConfig, under_way: int) -> int:
-    """With so many micro-batches under way. Gradients come as activations go, and stay for the next micro-batch."""
-    held = under_way * need.kept_nbytes + need.at_work_nbytes
-    beside = need.gradients_nbytes + held if config.microbatches > 1 else max(need.gradients_nbytes, held)
-    return need.weights_nbytes + need.optimiser_nbytes + beside
+def memory_nbytes(need: SegmentNeed, config: RunConfig, n_microbatches: int) -> int:
+    """Peak bytes of a segment with `n_microbatches` in flight. Gradients replace activations as the backward pass goes,
+    but with several micro-batches they stay while the next one needs its activations."""
+    held = n_microbatches * need.activation_nbytes + need.peak_extra_nbytes
+    gradients_and_activations = (
+        need.gradients_nbytes + held if config.microbatches > 1 else max(need.gradients_nbytes, held)
+    )
+    return need.weights_nbytes + need.optimiser_nbytes + gradients_and_activations
 
 
 def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
-    """What a machine has once, however many segments it has: frozen tables and the basis, with its tracker's sums."""
+    """Bytes that a machine holds once for all its segments: frozen tables, and the basis with its tracker's sums."""
     held = 0
     if isinstance(model, LlamaConfig):
         held += 2 * model.max_seq_len * model.head_dim * 4  # cosines and sines
@@ -58,48 +64,48 @@ def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
 
 def _frozen_table_nbytes(model: ModelConfig, rows: int) -> int:
     if model.subspace.fixed == "signs":
-        return rows * -(-model.dim // 8) + 256 * 8  # bits, and the signs of every byte
+        return rows * -(-model.dim // 8) + 256 * 8  # packed bits, and the 8 signs of every byte value
     return rows * model.dim * 4
 
 
-def _need(model: ModelConfig, config: RunConfig, index: int, parts: SegmentParts) -> SegmentNeed:
+def _need(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> SegmentNeed:
     itemsize = ITEMSIZES[config.training.dtype]
-    numbers = sum(each.numbers for each in parts.own)
-    squares = sum(each.second_moment(config.optimizer.second_moment) for each in parts.own)
-    forward, backward = _flops_per_token(model, config, index, parts)
-    kept = count_kept(model, config, index, parts)
+    numel = sum(each.numel for each in shapes.unique_parameters)
+    second_moments = sum(each.second_moment(config.optimizer.second_moment) for each in shapes.unique_parameters)
+    forward, backward = _flops_per_token(model, config, index, shapes)
+    saved = count_saved_activations(model, config, index, shapes)
     return SegmentNeed(
-        parameters=numbers,
+        parameters=numel,
         forward_flops_per_token=forward,
         backward_flops_per_token=backward,
-        weights_nbytes=numbers * itemsize,
-        gradients_nbytes=numbers * itemsize,
-        optimiser_nbytes=(numbers + squares) * itemsize,
-        kept_nbytes=kept.nbytes,
-        at_work_nbytes=kept.at_work_nbytes,
-        tables_nbytes=itemsize * sum(each.numbers for each in parts.own if each.is_table),
+        weights_nbytes=numel * itemsize,
+        gradients_nbytes=numel * itemsize,
+        optimiser_nbytes=(numel + second_moments) * itemsize,
+        activation_nbytes=saved.nbytes,
+        peak_extra_nbytes=saved.peak_extra_nbytes,
+        tables_nbytes=itemsize * sum(each.numel for each in shapes.unique_parameters if each.is_table),
     )
 
 
-def _flops_per_token(model: ModelConfig, config: RunConfig, index: int, parts: SegmentParts) -> tuple[float, float]:
-    attention = 2 * config.training.seq_len * model.dim * parts.blocks
-    blocks = 2 * (_product_numbers(parts.block) * parts.blocks + attention)
-    ends = 2 * _product_numbers(parts.ends)
-    reads, tracked = _reads_of_basis(model, index, parts), 0
-    if model.subspace.width is not None and parts.last and config.basis.interval > 0:
+def _flops_per_token(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> tuple[float, float]:
+    attention = 2 * config.training.seq_len * model.dim * shapes.blocks
+    blocks = 2 * (_matmul_numel(shapes.block) * shapes.blocks + attention)
+    ends = 2 * _matmul_numel(shapes.ends)
+    reads, tracked = _reads_of_basis(model, index, shapes), 0
+    if model.subspace.width is not None and shapes.last and config.basis.interval > 0:
         tracked = 4 * model.dim * model.subspace.width
     again = blocks if config.execution.checkpoint_activations else 0
     return float(blocks + ends + reads), float(2 * (blocks + ends) + reads + again + tracked)
 
 
-def _product_numbers(part: Part) -> int:
-    return sum(each.numbers for each in part if each.multiplies)
+def _matmul_numel(group: ParameterGroup) -> int:
+    return sum(each.numel for each in group if each.is_matmul)
 
 
-def _reads_of_basis(model: ModelConfig, index: int, parts: SegmentParts) -> int:
-    """Operations of base + state Uᵀ, as many forward as backward."""
+def _reads_of_basis(model: ModelConfig, index: int, shapes: SegmentShapes) -> int:
+    """FLOPs per token of reconstructing the stream, base + state Uᵀ; as many forward as backward."""
     if model.subspace.width is None:
         return 0
-    confined = model.segments[index].start < model.first_free_block
-    reads = 2 * parts.blocks + int(bool(parts.last)) if confined else 1
+    in_subspace = model.segments[index].start < model.first_free_block
+    reads = 2 * shapes.blocks + int(bool(shapes.last)) if in_subspace else 1
     return 2 * model.dim * model.subspace.width * reads

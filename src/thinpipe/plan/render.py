@@ -1,4 +1,4 @@
-"""A plan for people (rich) and for programs (JSON). Says nothing that the plan does not hold."""
+"""Rendering of a plan: rich text for the terminal, a dictionary for `--json`. Computes no new estimates."""
 
 import math
 from typing import Any
@@ -8,46 +8,45 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from thinpipe.core.units import say_count, say_duration
+from thinpipe.core.units import format_count, format_duration_ceil
 from thinpipe.plan.advice import Change
-from thinpipe.plan.bill import Bill
-from thinpipe.plan.draft import Draft, load_of
+from thinpipe.plan.machine_loads import MachineLoad
 from thinpipe.plan.machines import Hub, Machine
-from thinpipe.plan.measured import say_gap
-from thinpipe.plan.parts import Part
+from thinpipe.plan.measured_loss import describe_loss_gap
+from thinpipe.plan.planner import Cost, Plan, utilization_of
 
 _SHOWN_CHANGES = 3
 
 
-def render(plan: Draft, limit: str, changes: list[Change], cost: Bill) -> RenderableType:
-    parts: list[RenderableType] = [_verdict(plan), "", _machines_table(plan), "", _speeds_table(plan), ""]
-    parts += _sentences(plan, cost)
-    parts.append(Text(f"what limits it: {limit}"))
+def render(plan: Plan, limit: str, changes: list[Change], cost: Cost) -> RenderableType:
+    blocks: list[RenderableType] = [_verdict(plan), "", _machines_table(plan), "", _speeds_table(plan), ""]
+    blocks += _sentences(plan, cost)
+    blocks.append(Text(f"what limits it: {limit}"))
     heading = "what to change first" if plan.fits else "to make it fit"
     for number, change in enumerate(changes[:_SHOWN_CHANGES], start=1):
-        gain = f" ({change.faster:.2f} times as fast)" if plan.fits else ""
-        parts.append(Text(f"{heading if number == 1 else 'or'}: {change.words}{gain}"))
-    parts += [Text(f"assumed: {words}", style="dim") for words in plan.assumptions]
-    return Group(*parts)
+        gain = f" ({change.speedup:.2f} times as fast)" if plan.fits else ""
+        blocks.append(Text(f"{heading if number == 1 else 'or'}: {change.description}{gain}"))
+    blocks += [Text(f"assumed: {words}", style="dim") for words in plan.assumptions]
+    return Group(*blocks)
 
 
-def _verdict(plan: Draft) -> Text:
-    model, parameters = plan.model, sum(part.parameters for part in plan.parts)
+def _verdict(plan: Plan) -> Text:
+    model, parameters = plan.model, sum(machine_load.parameters for machine_load in plan.machine_loads)
     text = Text(
-        f"{plan.config.model.preset}: {say_count(parameters)} trainable numbers, {model.n_layers} blocks in "
-        f"{len(model.segments)} segments on {len(plan.parts)} machine(s): "
+        f"{plan.config.model.preset}: {format_count(parameters)} trainable numbers, {model.n_layers} blocks in "
+        f"{len(model.segments)} segments on {len(plan.machine_loads)} machine(s): "
     )
     text.append("it fits" if plan.fits else "IT DOES NOT FIT", style="bold green" if plan.fits else "bold red")
     text.append(f", {plan.tokens_per_second:,.0f} tokens/s", style="bold")
-    text.append(f" (a step of {say_count(plan.tokens_per_step)} tokens in {_seconds(plan.timeline.seconds)})")
+    text.append(f" (a step of {format_count(plan.tokens_per_step)} tokens in {_seconds(plan.timeline.seconds)})")
     return text
 
 
-def _machines_table(plan: Draft) -> Table:
+def _machines_table(plan: Plan) -> Table:
     kinds = ("weights", "tables", "grads", "optim.", "activ.", "other", "total", "of")
     table = _table("memory, GB", "blocks", *kinds)
-    for part in plan.parts:
-        memory = part.memory
+    for machine_load in plan.machine_loads:
+        memory = machine_load.memory
         sizes = (
             memory.weights - memory.tables,
             memory.tables + memory.frozen,
@@ -56,12 +55,17 @@ def _machines_table(plan: Draft) -> Table:
             memory.activations,
             memory.overhead,
             memory.total,
-            part.machine.memory_nbytes,
+            machine_load.machine.memory_nbytes,
         )
-        style = "red" if part.missing_nbytes else None
-        table.add_row(part.machine.name, _blocks(plan, part), *(f"{size / 1e9:.2f}" for size in sizes), style=style)
-    for name in plan.spares:
-        table.add_row(name, "spare", style="dim")
+        style = "red" if machine_load.missing_nbytes else None
+        table.add_row(
+            machine_load.machine.name,
+            _blocks(plan, machine_load),
+            *(f"{size / 1e9:.2f}" for size in sizes),
+            style=style,
+        )
+    for name in plan.standbys:
+        table.add_row(name, "standby", style="dim")
     return table
 
 
@@ -72,34 +76,36 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _blocks(plan: Draft, part: Part) -> str:
-    blocks = [block for segment in part.segments for block in plan.model.segments[segment]]
+def _blocks(plan: Plan, machine_load: MachineLoad) -> str:
+    blocks = [block for segment in machine_load.segments for block in plan.model.segments[segment]]
     if len(blocks) == 1:
         return str(blocks[0])
     return f"{blocks[0]}-{blocks[-1]}" if blocks[-1] - blocks[0] == len(blocks) - 1 else f"{len(blocks)} blocks"
 
 
-def _speeds_table(plan: Draft) -> Table:
-    """What each machine and line does."""
-    table = _table("up / down", "TFLOP/s", "busy", "Mbps", "bytes/token", "MB a step", "line busy")
-    for index, (part, busy) in enumerate(zip(plan.parts, plan.timeline.busy, strict=True)):
-        machine = part.machine
+def _speeds_table(plan: Plan) -> Table:
+    """Speed and utilization of each machine and link."""
+    table = _table("up / down", "TFLOP/s", "busy", "Mbps", "bytes/token", "MB a step", "link busy")
+    for index, (machine_load, busy) in enumerate(zip(plan.machine_loads, plan.timeline.busy, strict=True)):
+        machine = machine_load.machine
         own = (f"{machine.flops / 1e12:.3g}", f"{busy / plan.timeline.seconds:.0%}")
-        table.add_row(machine.name, *own, *_both_ways(plan, f"up {index}", f"down {index}", f"line {index}", machine))
-    if plan.machines.hub is not None and len(plan.parts) > 1:
-        table.add_row("the hub", "", "", *_both_ways(plan, "hub up", "hub down", "hub", plan.machines.hub))
+        table.add_row(
+            machine.name, *own, *_both_directions(plan, f"up {index}", f"down {index}", f"link {index}", machine)
+        )
+    if plan.machines.hub is not None and len(plan.machine_loads) > 1:
+        table.add_row("the hub", "", "", *_both_directions(plan, "hub up", "hub down", "hub", plan.machines.hub))
     return table
 
 
-def _both_ways(plan: Draft, up: str, down: str, shared: str, end: Machine | Hub) -> tuple[str, ...]:
-    """One figure where both directions share a line."""
-    nbytes, busy = plan.timeline.line_nbytes, plan.timeline.line_busy
+def _both_directions(plan: Plan, up: str, down: str, shared: str, end: Machine | Hub) -> tuple[str, ...]:
+    """Cells of a link: up / down, or a single figure for a half-duplex link."""
+    nbytes, busy = plan.timeline.link_nbytes, plan.timeline.link_busy
     used = [shared] if shared in nbytes else [up, down]
     return (
         f"{_rate(end.up_bps)} / {_rate(end.down_bps)}",
-        " / ".join(f"{nbytes[line] / plan.tokens_per_step:,.0f}" for line in used),
-        " / ".join(f"{nbytes[line] / 1e6:.3g}" for line in used),
-        " / ".join(f"{busy[line] / plan.timeline.seconds:.0%}" for line in used),
+        " / ".join(f"{nbytes[link] / plan.tokens_per_step:,.0f}" for link in used),
+        " / ".join(f"{nbytes[link] / 1e6:.3g}" for link in used),
+        " / ".join(f"{busy[link] / plan.timeline.seconds:.0%}" for link in used),
     )
 
 
@@ -107,28 +113,28 @@ def _rate(bits_per_second: float) -> str:
     return "no limit" if math.isinf(bits_per_second) else f"{bits_per_second / 1e6:,.4g}"
 
 
-def _sentences(plan: Draft, cost: Bill) -> list[Text]:
+def _sentences(plan: Plan, cost: Cost) -> list[Text]:
     lines = []
-    if len(plan.parts) > 1:
+    if len(plan.machine_loads) > 1:
         lines.append(
-            f"each boundary carries {plan.nbytes_per_token:,.0f} bytes a token both ways, "
-            f"{plan.times_fewer_bytes:.1f} times fewer than dense bf16; its cost: "
-            f"{say_gap(plan.model, plan.config.boundary, plan.times_fewer_bytes)}"
+            f"each boundary carries {plan.nbytes_per_token:,.0f} bytes a token in both directions, "
+            f"{plan.compression_ratio:.1f} times fewer than dense bf16; its cost: "
+            f"{describe_loss_gap(plan.model, plan.config.boundary, plan.compression_ratio)}"
         )
         lines.append(f"machines wait for {plan.timeline.bubble:.0%} of their time")
     paid = f"{cost.money or 0:,.2f} {plan.machines.currency} for those that compute"
     money = "" if cost.money is None else f", {paid}"
     hours = f"{cost.hours:,.1f} hours" if cost.hours < 72 else f"{cost.hours / 24:,.1f} days"
-    lines.append(f"{say_count(cost.tokens)} tokens: {hours}{money}")
+    lines.append(f"{format_count(cost.tokens)} tokens: {hours}{money}")
     return [Text(line) for line in lines]
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds < 90 else say_duration(seconds)
+    return f"{seconds:.2f} s" if seconds < 90 else format_duration_ceil(seconds)
 
 
-def as_table(plan: Draft, limit: str, changes: list[Change], cost: Bill) -> dict[str, Any]:
-    """Everything, for `--json`."""
+def as_dict(plan: Plan, limit: str, changes: list[Change], cost: Cost) -> dict[str, Any]:
+    """The whole plan as JSON-compatible values."""
     seconds = plan.timeline.seconds
     return {
         "fits": plan.fits,
@@ -138,44 +144,44 @@ def as_table(plan: Draft, limit: str, changes: list[Change], cost: Bill) -> dict
         "bubble": plan.timeline.bubble,
         "machines": [
             {
-                "name": part.machine.name,
-                "segments": list(part.segments),
-                "blocks": part.blocks,
-                "parameters": part.parameters,
+                "name": machine_load.machine.name,
+                "segments": list(machine_load.segments),
+                "blocks": machine_load.blocks,
+                "parameters": machine_load.parameters,
                 "memory_nbytes": {
-                    "weights": part.memory.weights,
-                    "gradients": part.memory.gradients,
-                    "optimiser": part.memory.optimiser,
-                    "activations": part.memory.activations,
-                    "frozen_tables": part.memory.frozen,
-                    "overhead": part.memory.overhead,
-                    "total": part.memory.total,
-                    "available": part.machine.memory_nbytes,
-                    "missing": part.missing_nbytes,
+                    "weights": machine_load.memory.weights,
+                    "gradients": machine_load.memory.gradients,
+                    "optimiser": machine_load.memory.optimiser,
+                    "activations": machine_load.memory.activations,
+                    "frozen_tables": machine_load.memory.frozen,
+                    "overhead": machine_load.memory.overhead,
+                    "total": machine_load.memory.total,
+                    "available": machine_load.machine.memory_nbytes,
+                    "missing": machine_load.missing_nbytes,
                 },
-                "token_tables_nbytes": part.memory.tables,
+                "token_tables_nbytes": machine_load.memory.tables,
                 "busy": busy / seconds,
             }
-            for part, busy in zip(plan.parts, plan.timeline.busy, strict=True)
+            for machine_load, busy in zip(plan.machine_loads, plan.timeline.busy, strict=True)
         ],
-        "spares": list(plan.spares),
+        "standbys": list(plan.standbys),
         "boundary": {
             "bytes_per_token": plan.nbytes_per_token,
-            "times_fewer_than_dense_bf16": plan.times_fewer_bytes,
-            "loss": say_gap(plan.model, plan.config.boundary, plan.times_fewer_bytes),
+            "times_fewer_than_dense_bf16": plan.compression_ratio,
+            "loss": describe_loss_gap(plan.model, plan.config.boundary, plan.compression_ratio),
         },
-        "lines": [
+        "links": [
             {
-                "line": plan.say(load),
-                "bytes_per_step": plan.timeline.line_nbytes[line],
-                "bytes_per_token": plan.timeline.line_nbytes[line] / plan.tokens_per_step,
-                "busy": load.share,
+                "link": plan.describe(utilization),
+                "bytes_per_step": plan.timeline.link_nbytes[link],
+                "bytes_per_token": plan.timeline.link_nbytes[link] / plan.tokens_per_step,
+                "busy": utilization.share,
             }
-            for line, busy in plan.timeline.line_busy.items()
-            for load in [load_of(line, busy / seconds)]
+            for link, busy in plan.timeline.link_busy.items()
+            for utilization in [utilization_of(link, busy / seconds)]
         ],
         "bottleneck": limit,
-        "changes": [{"change": change.words, "times_as_fast": change.faster} for change in changes],
+        "changes": [{"change": change.description, "times_as_fast": change.speedup} for change in changes],
         "tokens": cost.tokens,
         "hours": cost.hours,
         "money": cost.money,

@@ -1,47 +1,50 @@
-"""Looks for the cut, the schedule and the micro-batches that are fastest on given machines, and fit.
+"""Search for the fastest boundaries, schedule and micro-batch settings that fit on given machines.
 
-It starts from the run's own settings and takes, again and again, the best of all single changes, until none helps: a
-climb, which may end on a hill that is not the highest. The cut that is tried has a segment for each machine, with
-blocks in proportion to what machines can do. Moving cuts changes the model unless nothing is lost at them.
+Hill climbing from the run's own settings: take the best single change until none helps, which may end in a local
+optimum. Beside the run's own boundaries, one cut is tried: a segment per machine, with blocks in proportion to the
+machines' FLOP/s. Other boundaries are another model unless the boundary method is lossless.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from thinpipe.config.model import ModelConfig
+from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
-from thinpipe.models.config import ModelConfig
-from thinpipe.pipeline.placement import LAYOUTS
-from thinpipe.plan.draft import Draft, draft
+from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS
 from thinpipe.plan.machines import Machine, Machines
 from thinpipe.plan.needs import segment_needs
-from thinpipe.train.config import RunConfig
+from thinpipe.plan.planner import Plan, make_plan
 
-MOST_PASSES, MOST_DRAFTS = 24_000, 60
-"""Simulated: then the best so far is taken, and that it may not be the end is said. About a second."""
+MAX_PASSES, MAX_PLANS = 24_000, 60
+"""Budget of the search in simulated passes and in plans, about a second; then the best plan so far is returned with
+`converged` false."""
 
 Choice = tuple[RunConfig, ModelConfig]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    best: Draft
+class SearchResult:
+    best: Plan
     tried: int
-    at_the_end: bool
-    """Of its climb: nothing that is one change away is faster."""
+    """Number of settings evaluated."""
+    converged: bool
+    """True if no single change of `best` is faster; False if the budget ran out."""
 
 
-def search(config: RunConfig, model: ModelConfig, machines: Machines, *, everyone: bool = False) -> Found:
-    """Never slower than the run's own settings, if these fit. Raises UserError when nothing that was tried fits."""
-    climb = _Climb(machines, everyone)
+def search(config: RunConfig, model: ModelConfig, machines: Machines, *, use_all_peers: bool = False) -> SearchResult:
+    """Runs the search. The result is never slower than the run's own settings if those fit. Raises UserError if nothing
+    that was tried fits."""
+    climb = _HillClimb(machines, use_all_peers)
     shapes = [model, *_cuts(config, model, machines)]
-    climb.look_at((config, shape) for shape in shapes)
-    at_the_end = False
-    while not (at_the_end or climb.is_late):
+    climb.evaluate((config, shape) for shape in shapes)
+    converged = False
+    while not (converged or climb.out_of_budget):
         before, here = climb.best, climb.best.config if climb.best else config
         near = _one_change_away(here, with_hub=machines.hub is not None)
-        climb.look_at((changed, shape) for changed in near for shape in shapes)
-        at_the_end = climb.best is before and not climb.is_late
+        climb.evaluate((changed, shape) for changed in near for shape in shapes)
+        converged = climb.best is before and not climb.out_of_budget
         if climb.best is None:
             break
     if climb.best is None:
@@ -49,31 +52,34 @@ def search(config: RunConfig, model: ModelConfig, machines: Machines, *, everyon
             f"no cut, schedule or micro-batch that was tried fits on these machines ({climb.problem}): add a machine, "
             "or set execution.checkpoint_activations = true"
         )
-    return Found(best=climb.best, tried=len(climb.seen), at_the_end=at_the_end)
+    return SearchResult(best=climb.best, tried=len(climb.seen), converged=converged)
 
 
-class _Climb:
-    def __init__(self, machines: Machines, everyone: bool) -> None:
-        self.machines, self.everyone = machines, everyone
-        self.best: Draft | None = None
+class _HillClimb:
+    """Best plan so far, and the budget used."""
+
+    def __init__(self, machines: Machines, use_all_peers: bool) -> None:
+        self.machines, self.use_all_peers = machines, use_all_peers
+        self.best: Plan | None = None
         self.problem = "nothing fits"
         self.seen: set[Choice] = set()
         self._passes = 0
 
     @property
-    def is_late(self) -> bool:
-        return self._passes > MOST_PASSES or len(self.seen) >= MOST_DRAFTS
+    def out_of_budget(self) -> bool:
+        return self._passes > MAX_PASSES or len(self.seen) >= MAX_PLANS
 
-    def look_at(self, choices: Iterator[Choice]) -> None:
+    def evaluate(self, choices: Iterator[Choice]) -> None:
+        """Plans every choice not seen before, until the budget is used up."""
         for choice in choices:
             if choice in self.seen:
                 continue
-            if self.is_late:
+            if self.out_of_budget:
                 return
             self.seen.add(choice)
             self._passes += 2 * choice[0].microbatches * len(self.machines.machines)
             try:
-                plan = draft(*choice, self.machines, everyone=self.everyone)
+                plan = make_plan(*choice, self.machines, use_all_peers=self.use_all_peers)
             except UserError as error:
                 self.problem = str(error)
                 continue
@@ -82,13 +88,16 @@ class _Climb:
 
 
 def _one_change_away(config: RunConfig, *, with_hub: bool) -> Iterator[RunConfig]:
-    """A hub gives each machine one stage."""
+    """Settings with another schedule, number of extra micro-batches or micro-batch size. With a hub, which gives each
+    machine one stage, schedules with several stages per process are left out."""
     section, size = config.parallelism, config.microbatch_size
     extra = section.pipeline_parallel_extra_microbatches
-    for schedule, layout in LAYOUTS.items():
+    for schedule, layout in SCHEDULE_LAYOUTS.items():
         if with_hub and layout.stages_per_process != 1:
             continue
-        for more in sorted({0, max(0, extra - 1), extra, extra + 1, 2 * extra}) if layout.takes_extra else (0,):
+        for more in (
+            sorted({0, max(0, extra - 1), extra, extra + 1, 2 * extra}) if layout.allows_extra_microbatches else (0,)
+        ):
             for new_size in (size, 2 * size, size // 2):
                 try:
                     yield replace(
@@ -106,7 +115,7 @@ def _one_change_away(config: RunConfig, *, with_hub: bool) -> Iterator[RunConfig
 
 
 def _cuts(config: RunConfig, model: ModelConfig, machines: Machines) -> list[ModelConfig]:
-    """One segment for each machine."""
+    """The model cut into one segment per machine, unless that is its cut already or the model cannot be cut."""
     count = min(len(machines.machines), model.n_layers)
     if count < 2 or model.tied:
         return []
@@ -115,7 +124,7 @@ def _cuts(config: RunConfig, model: ModelConfig, machines: Machines) -> list[Mod
 
 
 def balanced_cut(config: RunConfig, model: ModelConfig, machines: tuple[Machine, ...]) -> tuple[int, ...]:
-    """Cuts that give every machine work in proportion to its speed, at least one block each."""
+    """Boundaries that give every machine FLOPs in proportion to its speed, and at least one block."""
     finest = replace(model, boundaries=tuple(range(1, model.n_layers)))
     flops = [need.forward_flops_per_token + need.backward_flops_per_token for need in segment_needs(finest, config)]
     done = list(accumulate(flops, initial=0.0))
@@ -123,6 +132,6 @@ def balanced_cut(config: RunConfig, model: ModelConfig, machines: tuple[Machine,
     cuts: list[int] = []
     for index, speed in enumerate(speeds[:-1]):
         goal = done[-1] * speed / speeds[-1]
-        least, most = (cuts[-1] if cuts else 0) + 1, model.n_layers - (len(machines) - 1 - index)
-        cuts.append(min(range(least, most + 1), key=lambda cut: abs(done[cut] - goal)))
+        first_cut, last_cut = (cuts[-1] if cuts else 0) + 1, model.n_layers - (len(machines) - 1 - index)
+        cuts.append(min(range(first_cut, last_cut + 1), key=lambda cut: abs(done[cut] - goal)))
     return tuple(cuts)

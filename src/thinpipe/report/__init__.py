@@ -1,1 +1,1 @@
-"""What a run's event log shows: a page with figures, and a few lines in words."""
+"""Reports from a run's event log: an HTML or Markdown page with figures, and a short text summary."""

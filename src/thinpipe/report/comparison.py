@@ -1,12 +1,11 @@
-"""Several runs beside each other: the loss over the time they took, how fast they went, what each costs in loss."""
+"""Comparison of several runs: loss over time, throughput, and differences in loss."""
 
 from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from thinpipe.core.errors import UserError
-from thinpipe.report.figures import GREY, INK, RUN_COLOURS, plain, pyplot, thinned
-from thinpipe.report.smoothing import smoothed, smoothing_width
+from thinpipe.report.figures import GREY, INK, RUN_COLOURS, decimation, pyplot, smoothed, smoothing_width, style_axes
 from thinpipe.report.summary import Summary
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def compare(runs: Mapping[str, Summary]) -> list[str]:
-    """One line for each run, the fastest first."""
+    """One line of text per run, fastest first."""
     speeds = sorted(((summary.tokens_per_second, name) for name, summary in runs.items()), reverse=True)
     slowest = speeds[-1][0]
     width = max(map(len, runs))
@@ -25,9 +24,10 @@ def compare(runs: Mapping[str, Summary]) -> list[str]:
     ]
 
 
-def measured_cost(mine: Summary, other: Summary) -> tuple[float, float, str]:
-    """Both losses at the last place that both have, and what they are: of the last validation that both made after as
-    many tokens, else the mean of training over the last steps up to the last that both have."""
+def loss_difference(mine: Summary, other: Summary) -> tuple[float, float, str]:
+    """Losses of both runs at the latest point they have in common, and a description of that loss: the last validation
+    that both made after the same number of tokens, else the mean training loss of the last steps up to the number of
+    tokens that both have seen."""
     validated = {event.step * mine.tokens_per_step: event.loss for event in mine.validations}
     for event in reversed(other.validations):
         tokens = event.step * other.tokens_per_step
@@ -40,8 +40,9 @@ def measured_cost(mine: Summary, other: Summary) -> tuple[float, float, str]:
     return means[0], means[1], f"training loss, mean of {width} steps up to {tokens:,} tokens"
 
 
-def say_cost(mine: Summary, other: Summary) -> str:
-    here, there, what = measured_cost(mine, other)
+def describe_cost(mine: Summary, other: Summary) -> str:
+    """Difference in loss between two runs, as text."""
+    here, there, what = loss_difference(mine, other)
     return f"{what}: {here:.4f} against {there:.4f}, {here - there:+.4f} ({here / there - 1:+.2%})"
 
 
@@ -51,6 +52,7 @@ def _mean_before(summary: Summary, tokens: int, width: int) -> float:
 
 
 def comparison_figure(runs: Mapping[str, Summary]) -> "Figure":
+    """Loss over time and throughput of all runs. Raises UserError for more runs than there are colours."""
     plt = pyplot()
     if len(runs) > len(RUN_COLOURS):
         raise UserError(f"{len(runs)} runs are too many for one picture: name at most {len(RUN_COLOURS)}")
@@ -62,15 +64,15 @@ def comparison_figure(runs: Mapping[str, Summary]) -> "Figure":
     width = smoothing_width(min(len(summary.steps) for summary in runs.values()))
     for colour, (name, summary) in zip(RUN_COLOURS, runs.items(), strict=False):
         seconds = list(accumulate(step.seconds for step in summary.steps))
-        middles, means = smoothed(seconds, [step.loss for step in summary.steps], width)
-        shown = thinned(len(means))
-        losses.plot(middles[shown], means[shown], color=colour, linewidth=1.8, label=name)
+        centres, means = smoothed(seconds, [step.loss for step in summary.steps], width)
+        shown = decimation(len(means))
+        losses.plot(centres[shown], means[shown], color=colour, linewidth=1.8, label=name)
     names = list(runs)
     values = [runs[name].tokens_per_second for name in names]
     bars = speeds.barh(names, values, color=RUN_COLOURS[: len(names)], height=0.62)
     speeds.bar_label(bars, fmt="{:,.0f}", padding=3, color=INK)
     for axes in (losses, speeds):
-        plain(axes)
+        style_axes(axes)
     losses.set(xlabel="seconds", ylabel="training loss, nats per token")
     losses.set_title(f"loss over time, mean of {width} steps around each", fontsize=9.5, color=INK)
     losses.legend(frameon=False, fontsize=8.5, labelcolor=INK)

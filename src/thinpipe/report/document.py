@@ -1,4 +1,4 @@
-"""A report as plain data: sections of blocks, which `html_page` and `markdown_page` write down in their own ways."""
+"""Document model of a report: sections of blocks, rendered by `html_page` and `markdown_page`."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Facts:
-    """A few figures that stand out: (what, how much)."""
+    """Highlighted figures: (label, value)."""
 
     entries: list[tuple[str, str]]
 
@@ -44,7 +44,7 @@ class Quote:
 @dataclass(frozen=True)
 class Picture:
     name: str
-    """Of its file, without the ending."""
+    """File name without suffix."""
     figure: "Figure"
     caption: str
 
@@ -53,8 +53,8 @@ Block = Text | Facts | Table | Code | Quote | Picture
 
 
 @dataclass(frozen=True)
-class Folded:
-    """Long things that few people want to see at once."""
+class Collapsible:
+    """Blocks that are folded away until the reader opens them."""
 
     title: str
     blocks: list[Block]
@@ -63,7 +63,7 @@ class Folded:
 @dataclass(frozen=True)
 class Section:
     title: str
-    blocks: list[Block | Folded]
+    blocks: list[Block | Collapsible]
 
 
 @dataclass(frozen=True)
@@ -74,4 +74,5 @@ class Report:
 
     @property
     def pictures(self) -> list[Picture]:
+        """All pictures outside of collapsible blocks."""
         return [block for section in self.sections for block in section.blocks if isinstance(block, Picture)]

@@ -1,10 +1,10 @@
-"""A report as one HTML file that needs nothing else: pictures within it, light or dark as the reader has it, for
-phones and for paper. No script."""
+"""Renders a report as one self-contained HTML file: inline SVG, light and dark mode, phone and print layout, no
+script."""
 
 from html import escape
 from importlib import resources
 
-from thinpipe.report.document import Block, Code, Facts, Folded, Picture, Quote, Report, Section, Table, Text
+from thinpipe.report.document import Block, Code, Collapsible, Facts, Picture, Quote, Report, Section, Table, Text
 from thinpipe.report.figures import inline_svg
 
 
@@ -36,11 +36,11 @@ def _section(section: Section) -> str:
     return f"<section><h2>{escape(section.title)}</h2>\n{_blocks(section.blocks)}\n</section>"
 
 
-def _blocks(blocks: list[Block | Folded]) -> str:
+def _blocks(blocks: list[Block | Collapsible]) -> str:
     return "\n".join(_block(block) for block in blocks)
 
 
-def _block(block: Block | Folded) -> str:
+def _block(block: Block | Collapsible) -> str:
     match block:
         case Text(text):
             return f"<p>{escape(text)}</p>"
@@ -57,7 +57,7 @@ def _block(block: Block | Folded) -> str:
         case Picture(name, figure, caption):
             svg = inline_svg(figure, name, escape(caption))
             return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
-        case Folded(title, blocks):
+        case Collapsible(title, blocks):
             return f"<details><summary>{escape(title)}</summary>\n{_blocks([*blocks])}\n</details>"
 
 

@@ -1,6 +1,6 @@
-"""A report as Markdown, whose pictures are files beside it."""
+"""Renders a report as Markdown that refers to PNG files beside it."""
 
-from thinpipe.report.document import Block, Code, Facts, Folded, Picture, Quote, Report, Table, Text
+from thinpipe.report.document import Block, Code, Collapsible, Facts, Picture, Quote, Report, Table, Text
 
 
 def markdown_page(report: Report) -> str:
@@ -11,7 +11,7 @@ def markdown_page(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _block(block: Block | Folded) -> str:
+def _block(block: Block | Collapsible) -> str:
     match block:
         case Text(text):
             return _plain(text)
@@ -24,17 +24,17 @@ def _block(block: Block | Folded) -> str:
             fence = "```" if "```" not in text else "`````"
             return f"{fence}{language}\n{text}\n{fence}"
         case Quote(prompt, text):
-            told = (f"**{_plain(prompt)}**" + _plain(text)).splitlines()
-            return "\n".join(f"> {line}" for line in told)
+            quoted_lines = (f"**{_plain(prompt)}**" + _plain(text)).splitlines()
+            return "\n".join(f"> {line}" for line in quoted_lines)
         case Picture(name, _, caption):
             return f"![{name}]({name}.png)\n\n{_plain(caption)}"
-        case Folded(title, blocks):
+        case Collapsible(title, blocks):
             inner = "\n\n".join(_block(each) for each in blocks)
             return f"<details><summary>{_plain(title)}</summary>\n\n{inner}\n\n</details>"
 
 
 def _plain(text: str) -> str:
-    """Nothing in it is markup, whatever people call their runs and peers."""
+    """Escapes Markdown and HTML: names of runs and peers are arbitrary text."""
     for mark in "\\`*_[]|":
         text = text.replace(mark, f"\\{mark}")
     return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""Reads the event log of a run into the numbers that people ask for. Draws nothing."""
+"""Reads the event log of a run and derives its key figures. Draws nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from thinpipe.core.events import (
     Step,
     Stopped,
     Validated,
-    read_known_events,
+    read_events_of_any_version,
 )
 
 Kind = TypeVar("Kind", Step, Validated, BasisChanged, Skipped, Saved)
@@ -25,33 +25,34 @@ Kind = TypeVar("Kind", Step, Validated, BasisChanged, Skipped, Saved)
 
 @dataclass(frozen=True)
 class Summary:
-    """Of every step the last attempt counts: a resumed run repeats what came after its checkpoint."""
+    """Events of a run by kind. Of a step that was computed several times (a resumed run repeats the steps after its
+    checkpoint) the last attempt counts."""
 
     steps: list[Step]
     validations: list[Validated]
-    """Those with a finite loss."""
+    """Validations with a finite loss."""
     basis_changes: list[BasisChanged]
     skipped: list[Skipped]
     starts: list[Started]
     saved: list[Saved] = field(default_factory=list)
     events: list[AnyEvent] = field(default_factory=list)
-    """All, in the order of writing, repeated steps too."""
+    """All events in log order, repeated steps included."""
     unknown: int = 0
-    """Lines of another version of thinpipe, which were passed over."""
+    """Number of log lines that were skipped because another version of thinpipe wrote them."""
 
     @property
     def seconds(self) -> float:
-        """Of computing, validation and saving aside."""
+        """Seconds spent in training steps, without validation and checkpoints."""
         return sum(step.seconds for step in self.steps)
 
     @property
-    def beside_seconds(self) -> float:
-        """Of validation and saving. A hub's peers save while they train, which is counted here too."""
+    def overhead_seconds(self) -> float:
+        """Seconds of validation and checkpoints, including those that peers of a hub save while they train."""
         return sum(event.seconds for event in self.validations) + sum(event.seconds for event in self.saved)
 
     @property
     def tokens_per_second(self) -> float:
-        """The median step's: the first ones warm up."""
+        """Throughput of the median step, which excludes warm-up."""
         return median(step.tokens_per_second for step in self.steps)
 
     @property
@@ -60,7 +61,7 @@ class Summary:
 
     @property
     def nbytes_per_token(self) -> float:
-        """Payload over the busiest link between two processes, both directions; 0 for one process."""
+        """Payload bytes per token at the busiest boundary in the last step, both directions; 0 for one process."""
         by_boundary: dict[int, int] = {}
         for link in self.steps[-1].links:
             by_boundary[link.boundary] = by_boundary.get(link.boundary, 0) + link.nbytes
@@ -68,7 +69,7 @@ class Summary:
 
     @property
     def ended(self) -> str | None:
-        """Why the run's last start stopped; None while it goes on, or when it was killed."""
+        """Reason why the run stopped after its last start; None if it is running or was killed."""
         last = next((event for event in reversed(self.events) if isinstance(event, Started | Step | Stopped)), None)
         return last.reason if isinstance(last, Stopped) else None
 
@@ -78,11 +79,12 @@ class Summary:
 
     @property
     def repeated(self) -> list[Step]:
-        """Steps that were computed again later, because their results were lost: earlier attempts of a number."""
+        """Earlier attempts of steps that were computed again because their results were lost."""
         counted = {id(step) for step in self.steps}
         return [event for event in self.events if isinstance(event, Step) and id(event) not in counted]
 
     def lines(self) -> list[str]:
+        """Key figures as lines of text."""
         last, seconds = self.steps[-1], self.seconds
         lines = [
             f"{last.step:,} steps, {last.tokens:,} tokens in {seconds / 60:.1f} min of computing "
@@ -104,10 +106,11 @@ class Summary:
 
 
 def summarise(run: Path) -> Summary:
+    """Reads events.jsonl of the run's folder. Raises UserError if there is none or no step has been finished."""
     path = run / "events.jsonl"
     if not path.is_file():
         raise UserError(f"{path} does not exist: name the dump_folder of a run")
-    events, unknown = read_known_events(path)
+    events, unknown = read_events_of_any_version(path)
     steps = _last_of_each_step([event for event in events if isinstance(event, Step)])
     if not steps:
         raise UserError(f"{run} has nothing to show yet: no step has been finished")
@@ -126,7 +129,7 @@ def summarise(run: Path) -> Summary:
 
 
 def best_validation(validations: Sequence[Validated]) -> tuple[float, int]:
-    """The lowest loss, and its step."""
+    """Lowest loss, and its step."""
     return min((event.loss, event.step) for event in validations if event.loss is not None)
 
 

@@ -1,4 +1,4 @@
-"""The bytes that crossed between processes, and what they would have been had every number crossed in bfloat16."""
+"""Bytes sent between processes, compared with sending uncompressed states and gradients in bfloat16."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +10,21 @@ _BF16_NBYTES = 2
 
 @dataclass(frozen=True)
 class Traffic:
+    """Traffic over all boundaries and steps."""
+
     sent_nbytes: int
+    """Payload bytes sent."""
     dense_nbytes: int
-    """The model's whole width in bfloat16, states forward and gradients back, over the same links. Ids not counted."""
+    """Bytes of full-width states and gradients in bfloat16 over the same boundaries, without token ids."""
 
     @property
     def ratio(self) -> float:
+        """Compression ratio: dense bytes per byte sent."""
         return self.dense_nbytes / self.sent_nbytes if self.sent_nbytes else 1.0
 
     @property
-    def in_words(self) -> str:
-        """How much was sent: "19.7 times less than ..."."""
+    def description(self) -> str:
+        """Ratio in words: "19.7 times less than ..."."""
         dense = "a dense model in bfloat16 would have"
         if self.ratio > 1.05:
             return f"{self.ratio:.1f} times less than {dense}"
@@ -28,9 +32,9 @@ class Traffic:
 
 
 def traffic_of(steps: Sequence[Step], *, dim: int, tokens_per_step: float) -> Traffic:
-    """Of all links together."""
-    crossings = sum(len(step.links) for step in steps)
+    """Traffic of these steps, all boundaries and directions together."""
+    n_messages = sum(len(step.links) for step in steps)
     return Traffic(
         sent_nbytes=sum(link.nbytes for step in steps for link in step.links),
-        dense_nbytes=round(crossings * tokens_per_step * dim * _BF16_NBYTES),
+        dense_nbytes=round(n_messages * tokens_per_step * dim * _BF16_NBYTES),
     )

@@ -1,8 +1,8 @@
 """The orthonormal basis U that all segments of a model share.
 
-A wrong basis leaves every norm unchanged, so nothing in the numbers gives it away: a basis therefore carries a
-version and a hash, and whoever receives a message compares both. A random basis is made once and shipped, because
-torch does not promise the same random numbers on every platform.
+A wrong basis leaves every norm unchanged, so it cannot be detected from the values of messages: a basis therefore has a
+version and a hash for processes to compare. A random basis is drawn once and then distributed, because torch does not
+guarantee the same random numbers on every platform.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,22 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from thinpipe.core.digest import array_sha256
+from thinpipe.core.hashing import array_sha256
 from thinpipe.core.seeds import derive_seed
 
 
 def orthonormalise(matrix_DK: Tensor) -> Tensor:
-    """The Q of a QR decomposition with R's diagonal positive: continuous in its argument, and U itself maps to U."""
-    q_DK, r_KK = torch.linalg.qr(matrix_DK)
-    signs_K = torch.where(r_KK.diagonal() < 0, -1.0, 1.0).to(q_DK.dtype)
-    orthonormal_DK: Tensor = q_DK * signs_K
-    return orthonormal_DK.contiguous()  # LAPACK's result is column-major, and a network would send its memory as it is
+    """The Q of a QR decomposition with positive diagonal of R: continuous in its argument, and identity for an
+    orthonormal matrix. Computed in float64, returned in the dtype of the argument."""
+    q_DK, r_KK = torch.linalg.qr(matrix_DK.double())
+    signs_K = torch.where(r_KK.diagonal() < 0, -1.0, 1.0).double()
+    orthonormal_DK: Tensor = (q_DK * signs_K).to(matrix_DK.dtype)
+    return orthonormal_DK.contiguous()  # LAPACK returns column-major; transports send the raw memory
 
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """U with its version: 0 for the first, one more after every Grassmann step."""
+    """U and its version: 0 for the initial basis, incremented by every Grassmann update."""
 
     matrix_DK: Tensor
     version: int = 0
@@ -36,19 +37,19 @@ class Basis:
 
     @classmethod
     def random(cls, dim: int, width: int, *, seed: int, dtype: torch.dtype = torch.float32) -> "Basis":
-        """Uniform on the Grassmann manifold; drawn and orthonormalised in float64, whatever `dtype` is kept."""
+        """A basis drawn uniformly on the Grassmann manifold, in float64, then converted to `dtype`."""
         generator = torch.Generator().manual_seed(derive_seed(seed, "basis"))
         gaussian_DK = torch.randn(dim, width, generator=generator, dtype=torch.float64, device="cpu")
         return cls(orthonormalise(gaussian_DK).to(dtype))
 
     @cached_property
     def hash(self) -> str:
-        """sha256 of the matrix, bit for bit. The version is not in it: two versions may hold the same numbers."""
+        """sha256 of the matrix. The version is not included: two versions may have the same matrix."""
         return array_sha256(self.matrix_DK.detach().cpu().numpy())
 
     @property
     def orthonormality_error(self) -> float:
-        """max |UᵀU − I|: 0 up to rounding, always."""
+        """max |UᵀU − I|, 0 up to rounding."""
         matrix_DK = self.matrix_DK.double()
         identity_KK = torch.eye(matrix_DK.shape[1], dtype=torch.float64, device=matrix_DK.device)
         return float((matrix_DK.T @ matrix_DK - identity_KK).abs().max())

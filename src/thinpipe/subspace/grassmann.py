@@ -1,12 +1,12 @@
-"""Moves U towards the directions in which the loss still wants to move the residual stream.
+"""Grassmann updates of the basis U: steps that capture more of the gradient of the residual stream.
 
-Let G be the D-wide gradients at the input of the last segment and S = Σ GᵀG. The part of them that span(U) loses is
+Let G be the D-wide gradients at the input of the last segment and S = Σ GᵀG. The gradient energy outside span(U) is
 ‖G − G U Uᵀ‖² = tr S − tr(UᵀSU); its Riemannian gradient on the Grassmann manifold is (I − UUᵀ)(−2 S U). U is constant
-between two updates, so S U = Σ Gᵀ(G U), a D x K matrix, and tr S say everything: no D x D matrix is ever formed.
+between two updates, so S U = Σ Gᵀ(G U), a D x K matrix, and tr S suffice: no D x D matrix is ever formed.
 
-The update is one step U' = qf(U + η (I − UUᵀ) 2SU / tr S), and then every coordinate is mapped by Z' = Z (UᵀU'), the
-coordinates of the projection of Z Uᵀ on span(U'). That is a projection: it does not preserve the function, which is
-why a `BasisUpdate` reports what it cost.
+An update is one step U' = qf(U + η (I − UUᵀ) 2SU / tr S), followed by mapping every coordinate parameter by
+Z' = Z (UᵀU'), the coordinates of the projection of Z Uᵀ on span(U'). A projection changes the model's function;
+`BasisUpdate` reports the cost.
 """
 
 import math
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.subspace.basis import Basis, orthonormalise
-from thinpipe.subspace.coordinates import coordinates_of
+from thinpipe.subspace.parameter_tags import coordinates_of
 
 
 def descent_direction(basis_DK: Tensor, su_DK: Tensor, trace: Tensor) -> Tensor:
-    """Minus the Riemannian gradient of the lost energy, divided by tr S: tangent, so Uᵀ(result) = 0."""
+    """Negative Riemannian gradient of the energy outside span(U), divided by tr S. Tangent: Uᵀ(result) = 0."""
     su_DK = 2 * su_DK / trace
     return su_DK - basis_DK @ (basis_DK.T @ su_DK)
 
@@ -41,14 +41,15 @@ def principal_angles(first_DK: Tensor, second_DK: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class BasisUpdate:
-    """What one change of basis did."""
+    """Effect of one basis update."""
 
     version: int
     captured_energy: float
-    """Share of the last interval's gradient energy inside the old span(U)."""
+    """Fraction of the last interval's gradient energy inside the old span(U)."""
     largest_angle: float
-    """Largest principal angle between old and new, in radians."""
+    """Largest principal angle between old and new subspace, in radians."""
     mean_angle: float
+    """Mean principal angle, in radians."""
     orthonormality_error: float
     """max |UᵀU − I| of the new basis."""
     kept_norm: float
@@ -58,9 +59,9 @@ class BasisUpdate:
 
 
 class GrassmannTracker:
-    """Collects gradients through `observe` and proposes the next basis.
+    """Accumulates gradients through `observe` and proposes the next basis.
 
-    Give `observe` to the last segment as its gradient observer. `step_size` 0 never moves the basis.
+    Set `observe` as `on_gradient` of the last segment. With `step_size` 0 the basis never changes.
     """
 
     def __init__(self, basis: Basis, *, step_size: float = 1.0, interval: int = 500) -> None:
@@ -70,7 +71,7 @@ class GrassmannTracker:
         self.restart(basis)
 
     def restart(self, basis: Basis) -> None:
-        """Begins an interval with this basis and forgets what was collected before."""
+        """Starts an interval with this basis and resets the accumulated gradient statistics."""
         self.basis = basis
         self.su_DK = torch.zeros_like(basis.matrix_DK)
         self.trace = torch.zeros((), dtype=basis.matrix_DK.dtype, device=basis.matrix_DK.device)
@@ -83,11 +84,11 @@ class GrassmannTracker:
             self.trace += gradient_ND.square().sum()
 
     def is_due(self, step: int) -> bool:
-        """True after every `interval` optimiser steps; `step` counts finished steps from 1."""
+        """Whether an update is due after `step`, the number of finished optimiser steps: every `interval` steps."""
         return step > 0 and step % self.interval == 0
 
     def propose(self) -> Basis:
-        """The basis after one Riemannian step; the same matrix when all gradients were zero."""
+        """The basis after one Riemannian step, with the next version; the same matrix if all gradients were zero."""
         basis_DK = self.basis.matrix_DK
         if float(self.trace) == 0.0:
             return Basis(basis_DK.clone(), self.basis.version + 1)
@@ -98,10 +99,10 @@ class GrassmannTracker:
     def update(
         self, apply: Callable[[Basis, Basis], float], measure_loss: Callable[[], float] | None = None
     ) -> BasisUpdate:
-        """Proposes a basis, has it applied, reports what it did and begins the next interval.
+        """Updates the basis, starts the next interval and reports the effect.
 
-        `apply(old, new)` changes the basis wherever the model lives and returns ‖Z'‖/‖Z‖; `measure_loss` is called
-        before and after it.
+        `apply(old, new)` changes the basis of the model, in all processes, and returns ‖Z'‖/‖Z‖; `measure_loss` is
+        called before and after it.
         """
         old, new = self.basis, self.propose()
         captured = captured_energy(old.matrix_DK, self.su_DK, self.trace) if float(self.trace) else 0.0
@@ -134,11 +135,11 @@ def rebase(
 def rebase_squares(
     parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, old: Basis, new: Basis
 ) -> dict[str, tuple[float, float]]:
-    """The mapping itself; returns ‖Z‖² before and after for each, which processes can add up.
+    """As `rebase`, but returns ‖Z‖² before and after for each parameter, which processes can sum.
 
-    A row-wise second moment does not depend on the basis and stays. An element-wise one cannot be rotated: it restarts
-    from its mean over the coordinates, the part that no rotation changes (starting from zero would make the next
-    update about 1/sqrt(1 − β2) times too large, because the bias correction has long worn off).
+    A row-wise second moment does not depend on the basis and stays. An element-wise second moment cannot be rotated: it
+    is replaced by its mean over the coordinates, which is invariant under rotation (zero would make the next update
+    about 1/sqrt(1 − β2) times too large, because the bias correction is no longer in effect).
     """
     transition_KK = (old.matrix_DK.double().T @ new.matrix_DK.double()).to(new.matrix_DK.dtype)
     squares: dict[str, tuple[float, float]] = {}
@@ -157,6 +158,6 @@ def rebase_squares(
 
 
 def _along(coordinates: Tensor, axis: int, transition_KK: Tensor) -> Tensor:
-    """coordinates · transition, taken along `axis`."""
+    """`coordinates` multiplied by `transition_KK` along `axis`."""
     matrix_KK = transition_KK.to(coordinates.dtype)
     return (coordinates.movedim(axis, -1) @ matrix_KK).movedim(-1, axis)

@@ -1,15 +1,15 @@
-"""Normal random numbers that depend on the generator's seed alone, not on the device or the dtype they end up in."""
+"""Normal random numbers that depend on the seed alone, not on the device or dtype of the target."""
 
 import torch
 from torch import Tensor
 
 _CHUNK = 1 << 22
-"""Drawn this many at a time, so that the largest table needs no second copy."""
+"""Numbers drawn at a time, to avoid a second copy of a large table."""
 
 
 @torch.no_grad()
 def fill_normal(target: Tensor, std: float, seed: int) -> None:
-    """Draws in float32 on the CPU and copies."""
+    """Fills `target` in place with numbers drawn in float32 on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     flat = target.view(-1)
     buffer = torch.empty(min(_CHUNK, flat.numel()), dtype=torch.float32, device="cpu")

@@ -1,7 +1,7 @@
-"""Where a model's residual stream lives: the whole of R^D, or base + span(U).
+"""Spaces of a model's residual stream: all of R^D, or base + span(U).
 
-A space makes the layers that touch the stream (writers, embeddings) and opens a stream from the message that crosses
-a boundary: the token ids and the state. Blocks are built by asking a space for writers, and so never choose a width.
+A space makes the layers that write to the stream (residual writers, embeddings), and makes a segment's input stream
+from a boundary message: token ids and state. Blocks get their writers from a space and so do not choose their width.
 """
 
 from collections.abc import Callable
@@ -11,59 +11,61 @@ import torch
 from torch import Tensor, nn
 
 from thinpipe.subspace.basis import Basis
-from thinpipe.subspace.coordinates import mark_coordinates
-from thinpipe.subspace.fixed import FixedTable
+from thinpipe.subspace.factorized_embedding import FactorizedEmbedding
+from thinpipe.subspace.fixed_tables import FixedTable
+from thinpipe.subspace.parameter_tags import mark_coordinates
 from thinpipe.subspace.stream import DenseStream, Stream, SubspaceStream
-from thinpipe.subspace.table import Table
 
 OnGradient = Callable[[Tensor], None]
 
 
-class Writer(nn.Linear):
-    """A linear layer whose output is added to the residual stream; as wide as the state of the stream."""
+class ResidualWriter(nn.Linear):
+    """A linear layer whose output is added to the residual stream; its output has the width of the stream's state."""
 
 
 class Space(Protocol):
-    """What blocks and segments need to know of the residual stream."""
+    """Interface of a space, as blocks and segments use it."""
 
     @property
     def width(self) -> int:
         """Numbers per token in the state of the stream."""
         ...
 
-    def writer(self, in_features: int, *, bias: bool = False) -> Writer: ...
+    def residual_writer(self, in_features: int, *, bias: bool = False) -> ResidualWriter: ...
 
-    def embedding(self, rows: int) -> nn.Embedding | Table: ...
+    def embedding(self, rows: int) -> nn.Embedding | FactorizedEmbedding: ...
 
     def open(self, ids_BT: Tensor, state: Tensor, on_gradient: OnGradient | None = None, start: int = 0) -> Stream:
-        """The stream that a segment starts from; `on_gradient` is called with the D-wide gradient at this point.
-
-        `start` is the position of the first of these tokens.
-        """
+        """The input stream of a segment. In the backward pass, `on_gradient` is called with the D-wide gradient of this
+        stream. `start` is the position of the first token."""
         ...
 
 
 class DenseSpace(nn.Module):
-    """No constraint: the state is the D-wide vector. `table_rank`: of its embeddings; 0: full."""
+    """All of R^D: the state is the D-wide vector. `embedding_rank`: rank of token embeddings; 0: full rank."""
 
-    def __init__(self, dim: int, table_rank: int = 0) -> None:
+    def __init__(self, dim: int, embedding_rank: int = 0) -> None:
         super().__init__()
-        self.width, self.table_rank = dim, table_rank
+        self.width, self.embedding_rank = dim, embedding_rank
 
     @property
     def state_basis(self) -> Basis | None:
-        """In which the state that a boundary carries is given; None: it is the whole vector."""
+        """Basis of the coordinates in boundary messages; None if messages carry the D-wide vector."""
         return None
 
     @property
     def hashes(self) -> dict[str, str]:
         return {}
 
-    def writer(self, in_features: int, *, bias: bool = False) -> Writer:
-        return Writer(in_features, self.width, bias=bias)
+    def residual_writer(self, in_features: int, *, bias: bool = False) -> ResidualWriter:
+        return ResidualWriter(in_features, self.width, bias=bias)
 
-    def embedding(self, rows: int) -> nn.Embedding | Table:
-        return Table(rows, self.table_rank, self.width) if self.table_rank else nn.Embedding(rows, self.width)
+    def embedding(self, rows: int) -> nn.Embedding | FactorizedEmbedding:
+        return (
+            FactorizedEmbedding(rows, self.embedding_rank, self.width)
+            if self.embedding_rank
+            else nn.Embedding(rows, self.width)
+        )
 
     def open(
         self,
@@ -93,12 +95,12 @@ class Subspace(nn.Module):
             self.fill()
 
     def fill(self) -> None:
-        """Draws the first basis from the seed; a joining peer then sets the one it is sent."""
+        """Draws the initial basis from the seed; a joining peer then replaces it by the run's current basis."""
         self.basis = Basis.random(self.dim, self.width, seed=self.seed, dtype=self.basis_DK.dtype)
 
     @property
     def basis(self) -> Basis:
-        """A copy that stays what it is when the space moves on to another basis."""
+        """A copy of the current basis, unaffected by later updates."""
         return Basis(self.basis_DK.clone(), self.version)
 
     @basis.setter
@@ -112,12 +114,13 @@ class Subspace(nn.Module):
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Of what all processes of a run must have alike. A wrong basis or table leaves every norm as it was."""
+        """Hashes of basis and frozen tables, which must be equal in all processes of a run. A wrong basis or table
+        would not show in any norm."""
         tables = {"token table": self.tokens, "position table": self.positions}
         return {"basis": self.basis.hash} | {name: table.hash for name, table in tables.items() if table is not None}
 
-    def writer(self, in_features: int, *, bias: bool = False) -> Writer:
-        layer = Writer(in_features, self.width, bias=bias)
+    def residual_writer(self, in_features: int, *, bias: bool = False) -> ResidualWriter:
+        layer = ResidualWriter(in_features, self.width, bias=bias)
         for parameter in layer.parameters():
             mark_coordinates(parameter, axis=0, full_width=self.dim)
         return layer
@@ -128,7 +131,7 @@ class Subspace(nn.Module):
         return layer
 
     def base(self, ids_BT: Tensor, dtype: torch.dtype, start: int = 0) -> Tensor:
-        """The part of the residual stream that every segment computes from the token ids by itself."""
+        """The D-wide part of the residual stream that every segment computes from token ids and positions alone."""
         base_BTD: Tensor = self.tokens(ids_BT, dtype)
         if self.positions is not None:
             positions_T = torch.arange(start, start + ids_BT.shape[1], device=ids_BT.device)
@@ -140,17 +143,17 @@ class Subspace(nn.Module):
     ) -> SubspaceStream:
         base_BTD = self.base(ids_BT, state.dtype, start)
         if on_gradient is not None and torch.is_grad_enabled():
-            # Every D-wide read after this point is base + state Uᵀ, so the gradient of base is the whole D-wide
-            # gradient here, including what lies outside span(U).
+            # Layers read base + state Uᵀ, so the gradient of base is the full D-wide gradient of the stream, including
+            # its part outside span(U).
             base_BTD = _Observed.apply(base_BTD, state, on_gradient)  # type: ignore[no-untyped-call]
         return SubspaceStream(state, base_BTD, self.basis_DK.to(state.dtype))
 
 
 class _Observed(torch.autograd.Function):
-    """`base` unchanged; its gradient is shown to the observer.
+    """Identity on `base` that passes its gradient to `on_gradient`.
 
-    `state` is an argument although it is not used: it makes this a node between the segment's input and its output,
-    which a backward pass for inputs alone (zero-bubble schedules) visits too. A hook on a leaf it would not call.
+    `state` is an unused argument: it places this node between the segment's input and output in the autograd graph, so
+    that a backward pass for inputs only (zero-bubble schedules) visits it. It would not call a hook on a leaf.
     """
 
     @staticmethod
@@ -165,7 +168,7 @@ class _Observed(torch.autograd.Function):
 
 
 class FreeSpace(DenseSpace):
-    """The space after the last boundary: it receives coordinates and then writes to all of R^D."""
+    """Space of the segment after the last boundary with `free_last`: receives coordinates, writes to all of R^D."""
 
     def __init__(self, subspace: Subspace) -> None:
         super().__init__(subspace.dim)

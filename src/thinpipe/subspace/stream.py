@@ -1,6 +1,6 @@
-"""The residual stream as blocks see it: `dense()` is what a block reads, `add()` takes what it writes.
+"""The residual stream as blocks use it: a block reads `dense()` and writes with `add()`.
 
-A block built on these two words does not know whether the stream is D numbers per token or K.
+This hides from blocks whether the stream's state is D or K numbers per token.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Stream(Protocol):
-    """`state` is everything a boundary has to carry besides the token ids."""
+    """A residual stream. `state` is what a boundary message carries besides the token ids."""
 
     @property
     def state(self) -> Tensor: ...
@@ -36,14 +36,15 @@ class DenseStream:
 
 @dataclass(frozen=True, eq=False)
 class SubspaceStream:
-    """state holds K coordinates per token; `dense() = base + state Uᵀ`, so `dense() − base` never leaves span(U)."""
+    """A stream in a subspace: `state` has K coordinates per token; `dense() = base + state Uᵀ`, so `dense() − base`
+    always lies in span(U)."""
 
     state: Tensor
     base_BTD: Tensor
     basis_DK: Tensor
 
     def dense(self) -> Tensor:
-        # Autocast would round the whole stream to bfloat16; a dense residual stream keeps its precision, so does this.
+        # Autocast would round the whole stream to bfloat16; like a dense residual stream, this one keeps its precision.
         with torch.autocast(self.state.device.type, enabled=False):
             # One fused multiply-add: no D-wide temporary beside the result.
             read_ND = torch.addmm(self.base_BTD.flatten(0, -2), self.state.flatten(0, -2), self.basis_DK.T)

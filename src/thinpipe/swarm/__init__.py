@@ -1,4 +1,5 @@
-"""A run that people join from their own machines: the broker everybody dials out to, its keys, certificate and members.
+"""Training runs that peers join over the internet through a hub: protocol, broker (nats-server), hub and peer.
 
-Knows nothing of models. Import from the modules; what needs the extra `swarm` is imported when it is used.
+`hub/` and `peer/` do not import each other, only `protocol/`. Import from the modules; packages of the extra `swarm`
+are imported where they are used.
 """

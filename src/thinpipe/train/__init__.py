@@ -1,49 +1,49 @@
-"""The training loop and what it needs: settings, the learning rate, the engine that computes, the console.
+"""Training loop of one process: trainer, step engine, data loading, launcher, console output.
 
-What needs torch is imported when it is first asked for: `thinpipe.train.config` alone must stay quick.
+`Trainer` is imported lazily because it imports torch; the settings classes below import no torch.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from thinpipe.train.config import (
-    BasisSection,
-    CheckpointSection,
-    DataSection,
-    JobSection,
-    MetricsSection,
-    ModelSection,
-    OptimizerSection,
-    ParallelismSection,
+from thinpipe.config.run import (
+    BasisConfig,
+    CheckpointConfig,
+    DataConfig,
+    JobConfig,
+    LRSchedulerConfig,
+    MetricsConfig,
+    ModelSettings,
+    OptimizerConfig,
+    ParallelismConfig,
     RunConfig,
-    SchedulerSection,
-    TrainingSection,
-    ValidationSection,
+    TrainingConfig,
+    ValidationConfig,
 )
 
 if TYPE_CHECKING:
-    from thinpipe.train.loop import Trainer
+    from thinpipe.train.trainer import Trainer
 
 __all__ = [
-    "BasisSection",
-    "CheckpointSection",
-    "DataSection",
-    "JobSection",
-    "MetricsSection",
-    "ModelSection",
-    "OptimizerSection",
-    "ParallelismSection",
+    "BasisConfig",
+    "CheckpointConfig",
+    "DataConfig",
+    "JobConfig",
+    "LRSchedulerConfig",
+    "MetricsConfig",
+    "ModelSettings",
+    "OptimizerConfig",
+    "ParallelismConfig",
     "RunConfig",
-    "SchedulerSection",
     "Trainer",
-    "TrainingSection",
-    "ValidationSection",
+    "TrainingConfig",
+    "ValidationConfig",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name != "Trainer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    trainer = importlib.import_module(f"{__name__}.loop").Trainer
+    trainer = importlib.import_module(f"{__name__}.trainer").Trainer
     globals()[name] = trainer
     return trainer

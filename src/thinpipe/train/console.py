@@ -1,5 +1,5 @@
-"""What a person sees of a run: a progress bar with the time left on a terminal, plain lines anywhere else;
-or the whole pipeline, a page and other people's tools, where somebody asks for them."""
+"""Console output of a run: a progress bar with ETA on a terminal, plain log lines elsewhere. On request also a live
+table of the pipeline, a web dashboard and exporters (Prometheus, TensorBoard, Weights & Biases)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,12 +9,12 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from thinpipe.core.event_words import describe
+from thinpipe.config.run import RunConfig
+from thinpipe.core.event_text import format_event_line
 from thinpipe.core.events import AnyEvent, HubEvent, Started, Step
-from thinpipe.live.serving import serving
-from thinpipe.live.sinks import Sink, SinkSettings, open_sinks
-from thinpipe.live.table import Table
-from thinpipe.train.config import RunConfig
+from thinpipe.monitor.exporters import Exporter, ExporterSettings, open_exporters
+from thinpipe.monitor.terminal import LiveTable
+from thinpipe.monitor.web_server import serving
 
 
 class Display(Protocol):
@@ -23,20 +23,20 @@ class Display(Protocol):
     def show(self, event: AnyEvent) -> None: ...
 
 
-class Lines:
-    """For logs and pipes: torchtitan's kind of line, every `log_freq` steps."""
+class LineDisplay:
+    """Display for logs and pipes: one line in the style of torchtitan every `log_freq` steps, and for other events."""
 
     def __init__(self, console: Console, *, log_freq: int) -> None:
         self.console, self.log_freq = console, log_freq
 
     def show(self, event: AnyEvent) -> None:
         if isinstance(event, HubEvent) or (isinstance(event, Step) and event.step % self.log_freq and event.step != 1):
-            return  # of who comes and goes the hub speaks itself, with more words
-        self.console.print(describe(event), highlight=False, soft_wrap=True, markup=False)
+            return  # the hub prints its own events, in more detail
+        self.console.print(format_event_line(event), highlight=False, soft_wrap=True, markup=False)
 
 
-class Bar:
-    """For a terminal: one bar that moves, with the events worth remembering above it."""
+class ProgressBarDisplay:
+    """Display for a terminal: a progress bar, with a line above it for every event that is not a step."""
 
     def __init__(self, console: Console, *, total_steps: int) -> None:
         self.progress = Progress(
@@ -54,10 +54,10 @@ class Bar:
         if isinstance(event, Step):
             text = f"loss {event.loss:.4f}  {event.tokens_per_second:,.0f} tokens/s"
             self.progress.update(self.task, completed=event.step, description=text)
-        elif not isinstance(event, HubEvent):  # which the hub has said itself
+        elif not isinstance(event, HubEvent):  # the hub prints its own events
             if isinstance(event, Started):
-                self.progress.reset(self.task, completed=event.step)  # steps of an earlier start say nothing of speed
-            self.progress.console.print(describe(event), highlight=False, markup=False)
+                self.progress.reset(self.task, completed=event.step)  # exclude earlier steps from the ETA
+            self.progress.console.print(format_event_line(event), highlight=False, markup=False)
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -69,53 +69,56 @@ class Bar:
         self.progress.stop()
 
 
-class WithSinks:
-    """A display, and whoever else is told. A sink that fails is told no more: that is no reason to stop computing."""
+class DisplayWithExporters:
+    """A display plus exporters. An exporter that raises is dropped with a warning; training continues."""
 
-    def __init__(self, display: Display, sinks: Sequence[Sink], console: Console) -> None:
-        self._display, self._sinks, self._console = display, list(sinks), console
+    def __init__(self, display: Display, exporters: Sequence[Exporter], console: Console) -> None:
+        self._display, self._exporters, self._console = display, list(exporters), console
 
     def show(self, event: AnyEvent) -> None:
         self._display.show(event)
-        for sink in list(self._sinks):
+        for exporter in list(self._exporters):
             try:
-                sink.tell(event)
-            except Exception as error:  # of other people's code
-                self._sinks.remove(sink)
-                _complain(self._console, sink, "is told no more", error)
+                exporter.on_event(event)
+            except Exception as error:  # third-party code: any exception
+                self._exporters.remove(exporter)
+                _report_sink_error(self._console, exporter, "is told no more", error)
 
 
-def _close(sink: Sink, console: Console) -> None:
+def _close(exporter: Exporter, console: Console) -> None:
     try:
-        sink.close()
-    except Exception as error:  # as above
-        _complain(console, sink, "was not closed", error)
+        exporter.close()
+    except Exception as error:  # third-party code: any exception
+        _report_sink_error(console, exporter, "was not closed", error)
 
 
-def _complain(console: Console, sink: Sink, what: str, error: Exception) -> None:
-    text = f"{type(sink).__name__} {what}, the run goes on: {type(error).__name__}: {error}"
+def _report_sink_error(console: Console, exporter: Exporter, what: str, error: Exception) -> None:
+    text = f"{type(exporter).__name__} {what}, the run goes on: {type(error).__name__}: {error}"
     console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager
-def open_display(config: RunConfig, *, leads: bool = True) -> Iterator[Display]:
-    """`leads`: pages and sinks are for one process of a run."""
+def open_display(config: RunConfig, *, is_leader: bool = True) -> Iterator[Display]:
+    """Opens the display for this console and these settings. Dashboard, exporters and live table are for one process of
+    a run: the one with `is_leader`."""
     console, metrics, folder = Console(), config.metrics, config.job.dump_folder
     with ExitStack() as stack:
-        sinks = list[Sink]()
-        if leads:
+        exporters = list[Exporter]()
+        if is_leader:
             if metrics.dashboard is not None:
                 address = stack.enter_context(serving(folder, port=metrics.dashboard))
                 console.print(f"the page of this run is at {address}", highlight=False)
-            asked = SinkSettings(
+            asked = ExporterSettings(
                 folder=folder, prometheus=metrics.prometheus, tensorboard=metrics.tensorboard, wandb=metrics.wandb
             )
-            for sink in open_sinks(asked):
-                stack.callback(_close, sink, console)
-                sinks.append(sink)
+            for exporter in open_exporters(asked):
+                stack.callback(_close, exporter, console)
+                exporters.append(exporter)
         if not console.is_terminal:
-            yield WithSinks(Lines(console, log_freq=metrics.log_freq), sinks, console)
-        elif metrics.live and leads:
-            yield WithSinks(stack.enter_context(Table(console, folder)), sinks, console)
+            yield DisplayWithExporters(LineDisplay(console, log_freq=metrics.log_freq), exporters, console)
+        elif metrics.live and is_leader:
+            yield DisplayWithExporters(stack.enter_context(LiveTable(console, folder)), exporters, console)
         else:
-            yield WithSinks(stack.enter_context(Bar(console, total_steps=config.training.steps)), sinks, console)
+            yield DisplayWithExporters(
+                stack.enter_context(ProgressBarDisplay(console, total_steps=config.training.steps)), exporters, console
+            )

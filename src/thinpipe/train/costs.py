@@ -1,65 +1,73 @@
-"""What every segment of a model needs of the machine that trains it: the law by which segments are given out.
+"""Cost model of training: FLOPs and memory per segment, on which the partition of segments over machines is based.
 
-Floating-point operations per token, forward and backward, for S tokens in a sequence, D wide, K coordinates:
+FLOPs per token, forward and backward, for sequence length S, model width D and subspace width K:
 
-    6 x numbers in matrices   the head among them, embeddings not, for they are looked up
-  + 12 x S x D per block      attention, as if nothing were masked: kernels that skip what is are slower per operation
-  + 4 x D x K per read        of a confined stream, base + state Uᵀ (U has no gradient): two a block and one in `last`;
-                              segments that write freely read once; as much again where gradients are tracked
-    8 and 16 for 6 and 12     in blocks that are computed again (execution.checkpoint_activations)
+    6 x matrix elements       including the output head, without embeddings (lookups)
+  + 12 x S x D per block      attention, without the mask: kernels that skip masked parts run at a lower rate
+  + 4 x D x K per read        of a subspace stream, base + state Uᵀ (U has no gradient): two per block and one in
+                              `last`; one per segment where the stream is dense inside segments; one more read where
+                              the basis tracker runs
+    8 and 16 for 6 and 12     in blocks with activation checkpointing (execution.checkpoint_activations)
 
-Memory: weights, their gradients and moments; what one micro-batch keeps (`train/dry_run.py`) times those under way;
-and what comes beside it while a segment computes. In bytes of tensors: Python, torch and its libraries come on top.
+Memory: weights, gradients and optimizer moments; saved activations of a micro-batch (`train/dry_run.py`) times the
+number of micro-batches in flight; and temporary tensors of a running segment. Bytes of tensors only: Python, torch and
+its libraries come on top.
 
-Held against real steps in `tests/train/test_costs.py`: 15 whole models on a CPU (Llama and GPT-2, dense and confined,
-three sizes of 150 to 460 MB; bfloat16, checkpointed, cut), of which this law said 0.95 to 1.05 of what was measured;
-operations within 2 % of torch's own count, and within 10 % where blocks are computed again. No GPU was measured.
+Checked against real steps in `tests/train/test_costs.py`: for 15 whole models on a CPU (Llama and GPT-2, dense and
+subspace, three sizes of 150 to 460 MB; bfloat16, activation checkpointing, cut into segments) predicted memory is 0.95
+to 1.05 of the measured; FLOPs are within 2 % of torch's own count, within 10 % with activation checkpointing. Not
+measured on a GPU.
 """
 
 import torch
 from torch import nn
 
-from thinpipe.models.config import ModelConfig
+from thinpipe.config.model import ModelConfig
+from thinpipe.config.run import RunConfig
+from thinpipe.models.boundary_projection import OrthonormalProjection
 from thinpipe.models.model import Model, Segment, build
-from thinpipe.models.neck import Projector
+from thinpipe.optim.rowwise_adamw import second_moment_shape
+from thinpipe.pipeline.boundary_methods import boundary_method
+from thinpipe.pipeline.placement import in_flight_microbatches
+from thinpipe.plan.partition import SegmentNeeds, Traffic
 from thinpipe.subspace import Subspace
-from thinpipe.subspace.rowwise import second_moment_shape
-from thinpipe.swarm.assign import Need, Traffic
-from thinpipe.train.boundaries import boundary_method
-from thinpipe.train.config import RunConfig
-from thinpipe.train.dry_run import count_kept
-from thinpipe.train.under_way import under_way
+from thinpipe.train.dry_run import count_saved_activations
 
 
-def segment_needs(model: ModelConfig, config: RunConfig, *, processes: int | None = None) -> list[Need]:
-    """In order. `processes`: how many share the segments, if that is known; else as many as there are segments, which
-    has the most micro-batches under way. What all segments of a machine share is not here: see `shared_nbytes`."""
+def segment_needs(model: ModelConfig, config: RunConfig, *, processes: int | None = None) -> list[SegmentNeeds]:
+    """FLOPs and memory of every segment, in model order.
+
+    `processes`: number of processes that share the segments; default: one per segment, which has the most micro-batches
+    in flight. Excludes memory that the segments of one machine share: see `shared_nbytes`.
+    """
     built, count = build(model), len(model.segments)
     return [
-        Need(
+        SegmentNeeds(
             flops_per_token=_flops_per_token(segment, config),
-            memory_nbytes=_memory_nbytes(segment, config, under_way(index, count, processes or count, config)),
+            memory_nbytes=_memory_nbytes(
+                segment, config, in_flight_microbatches(index, count, processes or count, config)
+            ),
         )
         for index, segment in enumerate(built.segments)
     ]
 
 
 def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
-    """What a machine has once, however many segments it has: frozen tables and the basis, with its tracker's sums."""
+    """Bytes needed once per machine, for any number of segments: fixed tables, basis and basis tracker sums."""
     built = build(model)
     held = sum(buffer.nbytes for buffer in _buffers(built))
     if isinstance(built.space, Subspace):
-        held += 3 * built.space.basis_DK.nbytes  # a new basis beside the old one, and the sums
+        held += 3 * built.space.basis_DK.nbytes  # a second basis during an update, and the tracker sums
     return held * 2 if config.training.dtype == "float64" else held
 
 
 def segment_state_nbytes(model: ModelConfig, config: RunConfig) -> list[int]:
-    """Weights and moments of each segment: what a checkpoint holds, but for what boundaries remember."""
+    """Bytes of weights and optimizer moments of each segment: its checkpoint size without codec state."""
     return [_state_nbytes(segment, config) for segment in build(model).segments]
 
 
 def boundary_traffic(model: ModelConfig, config: RunConfig) -> Traffic:
-    """Nothing, for a model without boundaries."""
+    """Bytes per token over one boundary in each direction; 0 for a model without boundaries."""
     if not model.boundaries:
         return Traffic(forward_nbytes=0, backward_nbytes=0)
     method = boundary_method(model, config)
@@ -68,14 +76,14 @@ def boundary_traffic(model: ModelConfig, config: RunConfig) -> Traffic:
 
 
 def _buffers(model: Model) -> list[torch.Tensor]:
-    return [buffer for _, buffer in model.named_buffers()]  # those that modules share are named once
+    return [buffer for _, buffer in model.named_buffers()]  # named_buffers lists a shared buffer once
 
 
 def _flops_per_token(segment: Segment, config: RunConfig) -> float:
     model = segment.config
     attention = 2 * config.training.seq_len * model.n_heads * model.head_dim * len(segment.blocks)
     total = (8 if config.execution.checkpoint_activations else 6) * (_matrix_numbers(segment.blocks) + attention)
-    ends = [part for part in (segment.first, segment.last, segment.necks) if part is not None]
+    ends = [part for part in (segment.first, segment.last, segment.projections) if part is not None]
     total += 6 * sum(map(_matrix_numbers, ends))
     if model.subspace.width is not None:
         total += 4 * model.dim * model.subspace.width * _products_with_basis(segment, config)
@@ -84,12 +92,12 @@ def _flops_per_token(segment: Segment, config: RunConfig) -> float:
 
 def _matrix_numbers(part: nn.Module) -> int:
     weights = [module.weight for module in part.modules() if isinstance(module, nn.Linear)]
-    weights += [module.columns_DK for module in part.modules() if isinstance(module, Projector)]
+    weights += [module.columns_DK for module in part.modules() if isinstance(module, OrthonormalProjection)]
     return sum(weight.numel() for weight in weights)
 
 
 def _products_with_basis(segment: Segment, config: RunConfig) -> int:
-    """Reads of the stream, and what the tracker of gradients does."""
+    """Number of products with the basis per token: reads of the stream, and one for the basis tracker."""
     is_last = segment.last is not None
     tracked = int(is_last and config.basis.interval > 0)
     if not isinstance(segment.space, Subspace):
@@ -100,11 +108,12 @@ def _products_with_basis(segment: Segment, config: RunConfig) -> int:
 def _memory_nbytes(segment: Segment, config: RunConfig, microbatches: int) -> int:
     dtype: torch.dtype = getattr(torch, config.training.dtype)
     weights = sum(parameter.numel() for parameter in segment.parameters()) * dtype.itemsize
-    kept = count_kept(
+    saved = count_saved_activations(
         segment, config.execution, batch=config.microbatch_size, tokens=config.training.seq_len, dtype=dtype
     )
-    gradients, held = weights, microbatches * kept.nbytes + kept.at_work_nbytes
-    # Gradients come as activations go, and stay for the next micro-batch if there is one.
+    gradients, held = weights, microbatches * saved.nbytes + saved.peak_extra_nbytes
+    # With one micro-batch, gradients are allocated as activations are freed, so the two do not add up. With more,
+    # gradients stay allocated while the next micro-batch runs.
     beside = gradients + held if config.microbatches > 1 else max(gradients, held)
     return _state_nbytes(segment, config) + beside
 

@@ -1,8 +1,8 @@
-"""Computes optimiser steps with the segments of this process: all of them, or its share of a pipeline.
+"""Step engine: forward, backward and optimizer update for the segments of this process.
 
-The loop asks for steps and does not know which. Per-parameter norms, the loss, whether someone was asked to stop and
-what the links did travel in one small exchange a step; norms are summed in layer order, so that every placement clips
-by the same bits.
+The process holds all segments (single process) or those of its pipeline stages; the training loop sees no difference.
+One small all-reduce per step carries the gradient norm of every parameter, the loss, stop requests, message checks and
+link statistics. Norms are summed in layer order, so gradient clipping is bit-identical for every placement.
 """
 
 import math
@@ -18,79 +18,87 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from thinpipe.checkpoint import Checkpoint, layers_of, memories, restore, restore_memories, state_by_layer
+from thinpipe.checkpoint import Checkpoint, codec_states, layers_of, restore, restore_codec_states, state_by_layer
+from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import LinkUse
-from thinpipe.core.resident import peak_resident_nbytes
+from thinpipe.core.events import LinkTraffic
+from thinpipe.core.peak_memory import peak_resident_nbytes
 from thinpipe.models import Model, ModelConfig, build, materialise
-from thinpipe.pipeline.chain import Chain, token_losses
+from thinpipe.optim import RowwiseAdamW
+from thinpipe.pipeline.boundary_methods import boundary_method
 from thinpipe.pipeline.placement import place
 from thinpipe.pipeline.runner import Runner, TwinRunner
-from thinpipe.pipeline.watch import Watch
-from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, RowwiseAdamW, Subspace, rebase_squares
-from thinpipe.train.boundaries import boundary_method
-from thinpipe.train.config import RunConfig
+from thinpipe.pipeline.sanity import MessageSanityCheck
+from thinpipe.pipeline.stage_module import StageModule, token_losses
+from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, Subspace, rebase_squares
 from thinpipe.train.faults import Fault, find_fault
-from thinpipe.transport.star import Exchange, exchange_of
+from thinpipe.transport.collectives import Collectives, collectives_for
 
 Ids = npt.NDArray[np.int64]
-_MOST_TOLD = 2.0**63
-"""More is no number of bytes, and a log cannot hold it."""
+_MAX_CREDIBLE = 2.0**63
+"""Exclusive limit for byte counts and seconds reported by other processes; the event log holds 64-bit integers."""
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one step came to. With a fault nothing was changed."""
+    """Result of one step, the same in every process. With a fault, no state was changed."""
 
     loss: float
     grad_norm: float
-    """Before clipping."""
+    """Global gradient norm before clipping; NaN with a fault."""
     fault: Fault | None = None
     stop: bool = False
-    """Some process was asked to stop."""
-    links: list[LinkUse] = field(default_factory=list)
+    """True if any process was asked to stop."""
+    links: list[LinkTraffic] = field(default_factory=list)
+    """Traffic per boundary and direction; only boundaries between processes."""
     busy: list[float] = field(default_factory=list)
-    """The share of the step in which each process computed; the rest is the bubble. Empty for one process."""
+    """Fraction of the step, per process, not spent waiting for messages; the rest is the pipeline bubble. Empty when no
+    message crossed processes."""
     memory: list[int] = field(default_factory=list)
-    """The most bytes that each process ever held."""
+    """Peak memory in bytes of each process since its start: CUDA allocations on a GPU, else resident memory."""
 
 
 class Engine:
-    """With a process group, this process has the segments that the schedule gives to its rank."""
+    """Model segments, optimizer, basis tracker and pipeline runner of this process.
+
+    With a process group, the schedule assigns segments to this rank; without one, the process holds all segments.
+    """
 
     def __init__(
         self,
         config: RunConfig,
         model_config: ModelConfig,
         group: dist.ProcessGroup | None = None,
-        exchange: Exchange | None = None,
+        collectives: Collectives | None = None,
     ) -> None:
-        self.config, self.group, self.exchange = config, group, exchange or exchange_of(group)
+        self.config, self.group, self.collectives = config, group, collectives or collectives_for(group)
         self.device = choose_device(config.training.device)
         dtype = getattr(torch, config.training.dtype)
         self.model = build(model_config)
         self.names = [name for name, _ in self.model.named_parameters()]
         parallelism, count = config.parallelism, len(self.model.segments)
         self.placement = place(
-            parallelism.pipeline_parallel_schedule, self.exchange.size, count, parallelism.pipeline_parallel_shares
+            parallelism.pipeline_parallel_schedule, self.collectives.size, count, parallelism.pipeline_parallel_shares
         )
-        self.mine = self.placement.segments_of(self.exchange.rank)
-        self.homes = self.placement.homes
+        self.local_segments = self.placement.segments_of(self.collectives.rank)
+        self.process_of_segment = self.placement.process_of_segment
         self.segment_of = {
             name: index for index, segment in enumerate(self.model.segments) for name, _ in segment.named_parameters()
         }
-        self.watch = Watch()
-        for index in self.mine:
+        self.sanity = MessageSanityCheck()
+        for index in self.local_segments:
             materialise(self.model.segments[index], seed=config.debug.seed, device=self.device, dtype=dtype)
-        self.model.execute(config.execution)
+        self.model.set_execution(config.execution)
         self.parameters = {
-            name: parameter for index in self.mine for name, parameter in self.model.segments[index].named_parameters()
+            name: parameter
+            for index in self.local_segments
+            for name, parameter in self.model.segments[index].named_parameters()
         }
         self.optimizer = self._make_optimizer()
         self.tracker = self._make_tracker()
         self.methods = [boundary_method(model_config, config) for _ in range(count - 1)]
         self.runner = self._make_runner()
-        self._refuse_disagreement()
+        self._check_same_hashes()
 
     def _make_optimizer(self) -> RowwiseAdamW:
         settings = self.config.optimizer
@@ -108,7 +116,7 @@ class Engine:
         )
 
     def _make_tracker(self) -> GrassmannTracker | None:
-        """Where the last segment is."""
+        """The basis tracker, in the process with the last segment; None elsewhere, or if the basis is fixed."""
         basis = self.config.basis
         if not isinstance(self.model.space, Subspace) or not basis.interval or not self.has_last:
             return None
@@ -117,23 +125,23 @@ class Engine:
         return tracker
 
     def _make_runner(self) -> Runner:
-        chains = [
-            Chain(
+        stage_modules = [
+            StageModule(
                 self.model.segments,
                 self.placement.stages[stage],
                 self.methods,
                 seed=self.config.debug.seed,
-                watch=self.watch,
+                sanity=self.sanity,
             )
-            for stage in self.placement.processes[self.exchange.rank]
+            for stage in self.placement.processes[self.collectives.rank]
         ]
         if self.group is None:
-            return TwinRunner(chains[0])
-        from thinpipe.pipeline.pipeline_runner import PipelineRunner  # torch's pipelining takes a second to import
+            return TwinRunner(stage_modules[0])
+        from thinpipe.pipeline.pipeline_runner import PipelineRunner  # importing torch's pipelining takes over a second
 
         parallelism = self.config.parallelism
         return PipelineRunner(
-            chains,
+            stage_modules,
             self.placement,
             self.group,
             schedule=parallelism.pipeline_parallel_schedule,
@@ -144,34 +152,35 @@ class Engine:
 
     @property
     def has_first(self) -> bool:
-        return 0 in self.mine
+        return 0 in self.local_segments
 
     @property
     def has_last(self) -> bool:
-        return len(self.model.segments) - 1 in self.mine
+        return len(self.model.segments) - 1 in self.local_segments
 
     def step(
         self, index: int, ids_BW: Ids | None, lr: float, *, asked_to_stop: Callable[[], bool] = lambda: False
     ) -> StepOutcome:
-        """Forward, backward and update on one global batch. When anything was bad there is no update and no trace:
-        the same step may be computed again, bit for bit.
+        """Forward, backward and optimizer update on one global batch.
 
-        Ids are needed where the first segment is. `asked_to_stop` speaks for this process.
+        After a fault there is no update, and codec state and tracker sums are rolled back: the step can be repeated
+        bit for bit. `ids_BW` is required in the process with the first segment. `asked_to_stop` is evaluated once,
+        after the backward pass; its result is shared with all processes.
         """
         self.model.train()
         self.optimizer.zero_grad()
-        self.watch.begin()
+        self.sanity.begin()
         for method in self.methods:
-            method.mark()
+            method.snapshot()
         before = None if self.tracker is None else (self.tracker.su_DK.clone(), self.tracker.trace.clone())
         loss = self.runner.gradients(index, self._microbatches(ids_BW))
         outcome = self._outcome(loss, stop=asked_to_stop())
         if outcome.fault is None:
-            self.watch.accept()
+            self.sanity.accept()
             self._update(outcome.grad_norm, lr)
             return outcome
         for method in self.methods:
-            method.go_back()
+            method.rollback()
         if self.tracker is not None and before is not None:
             self.tracker.su_DK, self.tracker.trace = before
         return outcome
@@ -183,42 +192,47 @@ class Engine:
         return parts
 
     def _outcome(self, loss: float | None, *, stop: bool) -> StepOutcome:
-        """The same in every process: the sums are exact, because each number is zero everywhere but in one."""
+        """All-reduces the local results into one outcome, the same in every process.
+
+        Except for the count of stop requests, each number is non-zero in at most one process, so the sums are exact.
+        """
         gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
         local = dict(zip(self.parameters, torch.stack(list(torch._foreach_norm(gradients))).tolist(), strict=True))
         received = {(part.boundary, part.forward): part for part in self.runner.received()}
         ends = [(boundary, forward) for boundary in range(len(self.methods)) for forward in (True, False)]
-        not_finite, absurd = self.watch.not_finite(), self.watch.absurd()
+        not_finite, outliers = self.sanity.not_finite(), self.sanity.outliers()
         waited = sum(part.waited_seconds for part in received.values())
         seconds, held = self.runner.seconds, float(self._peak_nbytes())
         shared = iter(
-            self.exchange.sum(
+            self.collectives.all_reduce_sum(
                 [
                     *(local.get(name, 0.0) for name in self.names),
                     loss or 0.0,
                     float(stop),
                     *(float(not_finite.get(end, 0)) for end in ends),
-                    *(float(absurd.get(end, 0)) for end in ends),
+                    *(float(outliers.get(end, 0)) for end in ends),
                     *(float(received[end].nbytes) if end in received else 0.0 for end in ends),
                     *(received[end].waited_seconds if end in received else 0.0 for end in ends),
-                    *(seconds if rank == self.exchange.rank else 0.0 for rank in range(self.exchange.size)),
-                    *(waited if rank == self.exchange.rank else 0.0 for rank in range(self.exchange.size)),
-                    *(held if rank == self.exchange.rank else 0.0 for rank in range(self.exchange.size)),
+                    *(seconds if rank == self.collectives.rank else 0.0 for rank in range(self.collectives.size)),
+                    *(waited if rank == self.collectives.rank else 0.0 for rank in range(self.collectives.size)),
+                    *(held if rank == self.collectives.rank else 0.0 for rank in range(self.collectives.size)),
                 ]
             )
         )
         norms = dict(zip(self.names, islice(shared, len(self.names)), strict=True))
         total_loss, stops = next(shared), next(shared)
         bad = [dict(zip(ends, islice(shared, len(ends)), strict=True)) for _ in range(2)]
-        told = map(_credible, shared)
-        nbytes, waits = list(islice(told, len(ends))), list(islice(told, len(ends)))
-        took, idle = list(islice(told, self.exchange.size)), list(islice(told, self.exchange.size))
-        memory = [int(nbytes) for nbytes in islice(told, self.exchange.size)]
-        fault = find_fault(bad[0], bad[1], total_loss, norms, homes=self.homes, segments=self.segment_of)
+        announced = map(_credible, shared)
+        nbytes, waits = list(islice(announced, len(ends))), list(islice(announced, len(ends)))
+        took, idle = list(islice(announced, self.collectives.size)), list(islice(announced, self.collectives.size))
+        memory = [int(nbytes) for nbytes in islice(announced, self.collectives.size)]
+        fault = find_fault(
+            bad[0], bad[1], total_loss, norms, process_of_segment=self.process_of_segment, segments=self.segment_of
+        )
         grad_norm = math.sqrt(math.fsum(norm * norm for norm in norms.values())) if fault is None else math.nan
         longest = max(took) or math.inf
         links = [
-            LinkUse(boundary=end[0], forward=end[1], nbytes=int(count), waited_s=wait, mbps=count * 8e-6 / longest)
+            LinkTraffic(boundary=end[0], forward=end[1], nbytes=int(count), waited_s=wait, mbps=count * 8e-6 / longest)
             for end, count, wait in zip(ends, nbytes, waits, strict=True)
             if count
         ]
@@ -229,16 +243,17 @@ class Engine:
         on_gpu = self.device.type == "cuda"
         return torch.cuda.max_memory_allocated(self.device) if on_gpu else peak_resident_nbytes()
 
-    def _refuse_disagreement(self) -> None:
+    def _check_same_hashes(self) -> None:
+        """Raises UserError unless all processes have the same basis and fixed tables. Collective call."""
         hashes = self.model.space.hashes
         if not hashes:
             return
         numbers = [float(int(value[:12], 16)) for value in hashes.values()]
-        extremes = self.exchange.largest([*numbers, *(-number for number in numbers)])
+        extremes = self.collectives.all_reduce_max([*numbers, *(-number for number in numbers)])
         for index, (name, value) in enumerate(hashes.items()):
             if extremes[index] != -extremes[index + len(hashes)]:
                 raise UserError(
-                    f"process {self.exchange.rank}: not all processes have the same {name}: {value} here; "
+                    f"process {self.collectives.rank}: not all processes have the same {name}: {value} here; "
                     "start them all from the same checkpoint and with the same settings"
                 )
 
@@ -251,85 +266,101 @@ class Engine:
         self.optimizer.step()
 
     def evaluate(self, batches: Iterable[Ids | None]) -> tuple[float, int]:
-        """Mean loss per token over whole global batches, messages and all, and the number of tokens.
+        """Mean loss per token over whole global batches, and the number of tokens.
 
-        As many batches in every process; ids are needed where the first segment is.
+        Messages are encoded by the boundary methods' inference variants. Every process must pass the same number of
+        batches; ids are required in the process with the first segment.
         """
         self.model.eval()
         losses = []
         for ids_BW in batches:
             loss = self.runner.loss(self._microbatches(ids_BW))
-            losses.append(self.exchange.sum([loss or 0.0])[0])
+            losses.append(self.collectives.all_reduce_sum([loss or 0.0])[0])
         tokens = len(losses) * self.config.training.global_batch_size * self.config.training.seq_len
         return (math.fsum(losses) / len(losses), tokens) if losses else (math.nan, 0)
 
     def basis_is_due(self, finished_steps: int) -> bool:
+        """True if the basis is updated after this many finished steps."""
         interval = self.config.basis.interval
         return isinstance(self.model.space, Subspace) and interval > 0 and finished_steps % interval == 0
 
     def update_basis(self, ids_BW: Ids | None) -> BasisUpdate:
-        """A Grassmann step; the loss on `ids_BW` is measured before and after. Every process knows what it came to."""
+        """Moves the basis by one Grassmann step and measures the loss on `ids_BW` before and after.
+
+        All processes must call this; all return the result of the process with the last segment.
+        """
 
         def measure() -> float:
             return self.evaluate([ids_BW])[0]
 
         if self.tracker is not None:
             update = self.tracker.update(self._change_basis, measure)
-            told = msgspec.msgpack.encode(update)  # which, unlike JSON, can say NaN
+            announced = msgspec.msgpack.encode(update)  # unlike JSON, msgpack can encode NaN
         else:
             assert isinstance(self.model.space, Subspace)
             measure()
             self._change_basis(self.model.space.basis, None)
             measure()
-            told = b""
-        return msgspec.msgpack.decode(self.exchange.spread(told, self.placement.last_process), type=BasisUpdate)
+            announced = b""
+        return msgspec.msgpack.decode(
+            self.collectives.broadcast_bytes(announced, self.placement.last_process), type=BasisUpdate
+        )
 
     def _change_basis(self, old: Basis, new: Basis | None) -> float:
-        """The process that knows the new basis sends it to all; every one maps its own coordinates."""
+        """Broadcasts the new basis from the last process; every process maps its own parameters and moments to it.
+
+        Returns the ratio of the parameter norms after and before the change.
+        """
         assert isinstance(self.model.space, Subspace)
         matrix_DK = (new or old).matrix_DK.clone(memory_format=torch.contiguous_format)
-        self.exchange.broadcast(matrix_DK, self.placement.last_process)
+        self.collectives.broadcast(matrix_DK, self.placement.last_process)
         new = Basis(matrix_DK, old.version + 1)
         squares = rebase_squares(self.parameters, self.optimizer, old, new)
         self.model.space.basis = new
-        self._refuse_disagreement()
-        shared = self.exchange.sum([number for name in self.names for number in squares.get(name, (0.0, 0.0))])
+        self._check_same_hashes()
+        shared = self.collectives.all_reduce_sum(
+            [number for name in self.names for number in squares.get(name, (0.0, 0.0))]
+        )
         before, after = math.fsum(shared[0::2]), math.fsum(shared[1::2])
         return math.sqrt(after / before) if before else 1.0
 
     @property
     def layers(self) -> list[str]:
-        """The files of a checkpoint that hold this process's part of the model."""
+        """Names of the checkpoint layers that this process needs."""
         return layers_of(self.parameters)
 
     @property
-    def memory_layers(self) -> list[str]:
-        """The files that hold what its boundaries remember."""
-        return list(memories(self.methods, self.mine))
+    def codec_state_layers(self) -> list[str]:
+        """Names of the checkpoint layers with the codec state of this process's boundaries."""
+        return list(codec_states(self.methods, self.local_segments))
 
     def state(self, *, with_space: bool) -> dict[str, dict[str, Tensor]]:
-        """What this process has to save; the space is the same everywhere, and one process for each folder saves it."""
+        """Tensors that this process saves, by layer.
+
+        `with_space`: include the basis and fixed tables. They are identical in every process, so one process per
+        checkpoint folder saves them.
+        """
         space = self.model.space if with_space else None
         model = state_by_layer(self.parameters, space, self.optimizer, self.tracker)
-        return model | memories(self.methods, self.mine)
+        return model | codec_states(self.methods, self.local_segments)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Goes on exactly where the checkpoint was saved."""
+        """Restores weights, basis, optimizer, tracker and codec state: training continues exactly."""
         restore(checkpoint, self.parameters, self.model.space, self.optimizer, self.tracker)
-        restore_memories(checkpoint, self.methods, self.mine)
-        self._refuse_disagreement()
+        restore_codec_states(checkpoint, self.methods, self.local_segments)
+        self._check_same_hashes()
 
     def start_from(self, checkpoint: Checkpoint) -> None:
-        """Takes weights and basis; everything else begins anew."""
+        """Loads weights and basis only; optimizer, tracker and codec state start fresh."""
         restore(checkpoint, self.parameters, self.model.space)
-        self._refuse_disagreement()
+        self._check_same_hashes()
         if self.tracker is not None and isinstance(self.model.space, Subspace):
             self.tracker.restart(self.model.space.basis)
 
 
 @torch.no_grad()
 def mean_loss(model: Model | nn.Module, batches: Iterable[Ids], device: torch.device | str) -> tuple[float, int]:
-    """Mean over all tokens of all batches, however long each is, and the number of tokens. No boundaries."""
+    """Mean loss over all tokens of all batches (of any size) and the number of tokens. No boundary encoding."""
     total, tokens = 0.0, 0
     for ids_BW in batches:
         ids = torch.from_numpy(ids_BW).to(device)
@@ -339,12 +370,13 @@ def mean_loss(model: Model | nn.Module, batches: Iterable[Ids], device: torch.de
     return total / max(1, tokens), tokens
 
 
-def _credible(told: float) -> float:
-    """Of bytes and seconds that other processes told, which nobody checks: what cannot be is 0."""
-    return told if 0 <= told < _MOST_TOLD else 0.0
+def _credible(announced: float) -> float:
+    """A byte count or duration reported by another process; 0 if it is impossible (negative, NaN, too large)."""
+    return announced if 0 <= announced < _MAX_CREDIBLE else 0.0
 
 
 def choose_device(name: str) -> torch.device:
+    """Device of this name; "auto": CUDA if available, else CPU. Raises UserError for an unknown name."""
     if name != "auto":
         try:
             return torch.device(name)

@@ -1,13 +1,15 @@
-"""How a process that a launcher started tells it why it ended: a file, named in its environment."""
+"""Error file by which a process reports to its local launcher why it failed."""
 
 import msgspec
 
 ERROR_FILE = "THINPIPE_ERROR_FILE"
-"""Environment variable with the path of that file. Absent where no launcher reads it."""
+"""Environment variable with the path of the error file. Set only by the local launcher, not under `torchrun`."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a process ended."""
+    """Content of the error file (JSON)."""
 
     text: str
+    """Message for the user."""
     user_error: bool
+    """True for wrong settings or input (exit code 2), False for any other failure (exit code 1)."""

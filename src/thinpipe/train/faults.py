@@ -1,36 +1,39 @@
-"""Who is to blame when a step went wrong. Pure: every process finds the same from the same numbers.
+"""Attribution of a faulty step (non-finite or absurdly large values) to the process that caused it.
 
-What is bad makes bad whatever is computed from it. So the first in the order of computation is where it arose: states
-go up the segments, then there is a loss, then gradients come down.
+Pure function of all-reduced numbers, so every process reaches the same verdict. Bad values spoil everything computed
+from them, so the origin is the first bad value in order of computation: states forward through the segments, the loss,
+gradients backward.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from thinpipe.pipeline.watch import End
+from thinpipe.pipeline.sanity import BoundaryDirection
 
 NOT_FINITE, ABSURD = "is not finite", "is absurdly large"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What was bad first."""
+    """First bad value of a step, in order of computation."""
 
     culprit: str
     """"state over boundary 0", "gradient over boundary 0", "loss", or a parameter that had a bad gradient."""
     sender: int
-    """The process that had good input and gave bad output."""
+    """Rank of the process that produced the bad value from good inputs."""
     receiver: int | None = None
-    """The process that found it in a message; only its word stands for it."""
+    """Rank of the process that detected the bad value in a received message. The fault is this process's unverified
+    claim. None if no boundary was crossed."""
     reason: str = NOT_FINITE
     boundary: int | None = None
-    """That it crossed; None: it has not left the process where it arose."""
+    """Boundary that the bad value crossed; None for a loss or a parameter gradient."""
     forward: bool = True
+    """True for a state, False for a gradient; meaningless without a boundary."""
 
 
 class PoisonedError(Exception):
-    """The same process has sent bad values twice in a step: the others should go on without it."""
+    """A process sent bad values twice in the same step: the run should continue without that process."""
 
     def __init__(self, step: int, fault: Fault) -> None:
         self.step, self.sender, self.receiver = step, fault.sender, fault.receiver
@@ -39,25 +42,29 @@ class PoisonedError(Exception):
 
 
 def find_fault(
-    not_finite: Mapping[End, float],
-    absurd: Mapping[End, float],
+    not_finite: Mapping[BoundaryDirection, float],
+    outliers: Mapping[BoundaryDirection, float],
     loss: float,
     norms: Mapping[str, float],
     *,
-    homes: Sequence[int],
+    process_of_segment: Sequence[int],
     segments: Mapping[str, int],
 ) -> Fault | None:
-    """Bad messages by end, the loss and the norms of all gradients in layer order; the process of each segment and the
-    segment of each parameter."""
-    bad = [end for end in not_finite if not_finite[end] or absurd[end]]
+    """The fault of a step, or None.
+
+    `not_finite` and `outliers`: number of bad messages per boundary and direction, with the same keys. `norms`:
+    gradient norm of each parameter, in layer order. `process_of_segment`: rank by segment. `segments`: segment by
+    parameter name.
+    """
+    bad = [end for end in not_finite if not_finite[end] or outliers[end]]
     states = [boundary for boundary, forward in bad if forward]
     gradients = [boundary for boundary, forward in bad if not forward]
 
     def sent(boundary: int, *, forward: bool) -> Fault:
         return Fault(
             culprit=f"{'state' if forward else 'gradient'} over boundary {boundary}",
-            sender=homes[boundary if forward else boundary + 1],
-            receiver=homes[boundary + 1 if forward else boundary],
+            sender=process_of_segment[boundary if forward else boundary + 1],
+            receiver=process_of_segment[boundary + 1 if forward else boundary],
             reason=NOT_FINITE if not_finite[boundary, forward] else ABSURD,
             boundary=boundary,
             forward=forward,
@@ -66,8 +73,8 @@ def find_fault(
     if states:
         return sent(min(states), forward=True)
     if not math.isfinite(loss):
-        return Fault(culprit="loss", sender=homes[-1])
+        return Fault(culprit="loss", sender=process_of_segment[-1])
     if gradients:
         return sent(max(gradients), forward=False)
     name = next((name for name, norm in norms.items() if not math.isfinite(norm)), None)
-    return None if name is None else Fault(culprit=name, sender=homes[segments[name]])
+    return None if name is None else Fault(culprit=name, sender=process_of_segment[segments[name]])

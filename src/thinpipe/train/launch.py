@@ -1,7 +1,7 @@
-"""`thinpipe train`: in this process, as one of those that `torchrun` started, or with local processes of its own.
+"""Entry point of `thinpipe train`: trains in this process (also as a worker of `torchrun`), or launches one local
+process per pipeline rank.
 
-A launcher of local processes imports no torch. When one process ends badly, all end, and the first error is what a
-person reads last.
+The launcher imports no torch. When one process fails, all are ended, and the launcher prints the earliest error last.
 """
 
 import importlib
@@ -18,18 +18,17 @@ from types import FrameType
 
 import msgspec
 
-from thinpipe.core.config import dump_toml
+from thinpipe.config.run import RunConfig
+from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
-from thinpipe.swarm.lock import FolderLock
-from thinpipe.train.alone import alone_in
-from thinpipe.train.config import RunConfig
+from thinpipe.core.folder_lock import FolderLock, run_lock
 from thinpipe.train.failure import ERROR_FILE, Failure
-from thinpipe.train.stopping import SIGNALS
+from thinpipe.train.graceful_shutdown import SIGNALS
 from thinpipe.transport.rendezvous import Rendezvous
 
 _GRACE_SECONDS = 10.0
-"""For the other processes to notice that one is gone."""
+"""Seconds that the other processes have to exit after one failed, before they are killed."""
 _IN_USE_BY = (
     "another `thinpipe train` or a hub, and two would write over each other's checkpoints: wait for it or stop it "
     "(Ctrl+C), or give this run a folder of its own with --job.dump-folder"
@@ -37,42 +36,55 @@ _IN_USE_BY = (
 
 
 def run(config: RunConfig) -> int:
-    """Exit code 1 when the run had to give up, 2 when what was asked for makes no sense."""
+    """Runs training; returns the exit code: 0, 1 if the run failed, 2 for a user error in a launched process.
+
+    Raises UserError for wrong settings found in this process.
+    """
     degree, started = config.parallelism.pipeline_parallel_degree, os.environ.get("WORLD_SIZE")
     if started is not None and int(started) != degree:
         raise UserError(
             f"{started} processes were started, and parallelism.pipeline_parallel_degree is {degree}: "
             f"add --parallelism.pipeline-parallel-degree {started}"
         )
-    with _only_one(config.job.dump_folder) as lock:
+    with _hold_run_lock(config.job.dump_folder) as lock:
         if degree > 1 and started is None:
             return launch(config, degree, lock)
-        process = importlib.import_module("thinpipe.train.process")  # torch takes seconds, and a launcher needs none
+        process = importlib.import_module(
+            "thinpipe.train.process"
+        )  # imports torch, which takes seconds; the launcher needs none
         code: int = process.train(config, in_group=degree > 1)
         return code
 
 
 @contextmanager
-def _only_one(folder: Path) -> Iterator[FolderLock | None]:
-    """Keeps other runs out of the folder. Of the processes of one run one has the lock: their launcher, who lets them
-    inherit it, or the first that `torchrun` started, for machines may share one folder."""
+def _hold_run_lock(folder: Path) -> Iterator[FolderLock | None]:
+    """Holds the exclusive lock on the run folder.
+
+    One process per run takes the lock: the local launcher, whose workers inherit it, or rank 0 under `torchrun`. The
+    other processes take none (yields None), because machines may share the folder.
+    """
     if ERROR_FILE in os.environ or os.environ.get("RANK", "0") != "0":
         yield None
         return
-    with alone_in(folder, _IN_USE_BY) as lock:
+    with run_lock(folder, _IN_USE_BY) as lock:
         yield lock
 
 
 @dataclass(frozen=True)
 class Worker:
+    """A process started by the local launcher."""
+
     process: subprocess.Popen[bytes]
-    note: Path
+    failure_file: Path
     log: Path | None
-    """What it prints, if not on this console."""
+    """File with the output of the process; None if it prints to this console."""
 
 
 def launch(config: RunConfig, degree: int, lock: FolderLock | None) -> int:
-    """Processes on this machine; process 0 has the console, the others write into the run's folder."""
+    """Starts `degree` processes on this machine and waits for them; returns the exit code.
+
+    Process 0 prints to the console, the others to log files in the run folder.
+    """
     folder = config.job.dump_folder / "processes"
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "run.toml"
@@ -92,28 +104,32 @@ def launch(config: RunConfig, degree: int, lock: FolderLock | None) -> int:
 def _start(
     settings: Path, folder: Path, rank: int, environment: Mapping[str, str], inherited: tuple[int, ...]
 ) -> Worker:
-    note, log = folder / f"error-{rank}.json", folder / f"process-{rank}.log" if rank else None
-    note.unlink(missing_ok=True)
+    failure_file, log = folder / f"error-{rank}.json", folder / f"process-{rank}.log" if rank else None
+    failure_file.unlink(missing_ok=True)
     output = log.open("wb") if log else None
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "thinpipe", "train", str(settings)],
-            env={**environment, ERROR_FILE: str(note)},
-            stdin=subprocess.PIPE,  # stays open as long as this process lives
+            env={**environment, ERROR_FILE: str(failure_file)},
+            stdin=subprocess.PIPE,  # closed when the launcher dies, which the process takes as SIGTERM
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
-            pass_fds=inherited,  # should this process be killed, the folder is free when the last of them has ended
-            process_group=0,  # Ctrl+C reaches this process alone, which passes it on
+            pass_fds=inherited,  # if the launcher is killed, the run lock is held until the last process ends
+            process_group=0,  # Ctrl+C reaches only the launcher, which forwards it
         )
     finally:
         if output:
             output.close()
-    return Worker(process, note, log)
+    return Worker(process, failure_file, log)
 
 
 @contextmanager
 def _signals_to(workers: list[Worker]) -> Iterator[None]:
-    """One is enough: the processes tell each other. A second one is meant for all."""
+    """Forwards signals to the workers, and kills the workers that are left on exit.
+
+    The first signal goes to worker 0 only, because stop requests are shared in the all-reduce of the step; later
+    ones go to all workers.
+    """
     received = 0
 
     def forward(number: int, _frame: FrameType | None) -> None:
@@ -134,6 +150,7 @@ def _signals_to(workers: list[Worker]) -> Iterator[None]:
 
 
 def _watch(workers: list[Worker]) -> int:
+    """Waits until all workers have exited, or for the grace period after one failed; returns the exit code."""
     while all(worker.process.poll() in (None, 0) for worker in workers):
         if all(worker.process.poll() == 0 for worker in workers):
             return 0
@@ -146,9 +163,14 @@ def _watch(workers: list[Worker]) -> int:
 
 
 def _explain(workers: list[Worker], first: Worker) -> int:
-    """Says why the run ended: someone was killed, or wrote the first note; else each process has said it itself."""
+    """Prints why the run failed and returns the exit code.
+
+    The cause is a worker killed by a signal, else the oldest error file. Without either, the workers have printed their
+    own errors.
+    """
     killed = next(
-        (w for w in workers if (code := w.process.poll()) is not None and code < 0 and not w.note.exists()), None
+        (w for w in workers if (code := w.process.poll()) is not None and code < 0 and not w.failure_file.exists()),
+        None,
     )
     if killed is not None:
         name = signal.Signals(-(killed.process.returncode or 0)).name
@@ -156,11 +178,11 @@ def _explain(workers: list[Worker], first: Worker) -> int:
         place = f"process {workers.index(killed)}"
         print(f"thinpipe: {place} was ended by {name}{hint}. Run the same command to go on", file=sys.stderr)
         return 1
-    written = [worker for worker in workers if worker.note.exists()]
+    written = [worker for worker in workers if worker.failure_file.exists()]
     if not written:
         return first.process.returncode or 1
-    origin = min(written, key=lambda worker: worker.note.stat().st_mtime_ns)
-    failure = msgspec.json.decode(origin.note.read_bytes(), type=Failure)
+    origin = min(written, key=lambda worker: worker.failure_file.stat().st_mtime_ns)
+    failure = msgspec.json.decode(origin.failure_file.read_bytes(), type=Failure)
     more = f" (all it printed: {origin.log})" if origin.log and not failure.user_error else ""
     print(f"thinpipe: {failure.text}{more}", file=sys.stderr)
     return 2 if failure.user_error else 1

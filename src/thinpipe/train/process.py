@@ -1,4 +1,4 @@
-"""One process of `thinpipe train`: alone, or with its stages of a pipeline; and what it leaves behind when it fails."""
+"""One training process of `thinpipe train`, single or a rank of a pipeline, and its error report to the launcher."""
 
 import os
 import signal
@@ -11,16 +11,19 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from thinpipe.core.config import dump_toml
+from thinpipe.config.run import RunConfig
+from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
-from thinpipe.train.config import RunConfig
 from thinpipe.train.failure import ERROR_FILE, Failure
-from thinpipe.train.loop import Trainer
-from thinpipe.transport.groups import open_group
+from thinpipe.train.trainer import Trainer
+from thinpipe.transport.gloo_group import open_group
 
 
 def train(config: RunConfig, *, in_group: bool) -> int:
-    """Exit code 1 when the run had to give up, 2 when what was asked for makes no sense."""
+    """Trains and returns the exit code: 0, 1 if the run failed, 2 for a user error.
+
+    Raises every exception of a single process; in a group, raises only unexpected ones, after reporting them.
+    """
     if config.debug.deterministic:
         torch.use_deterministic_algorithms(True)
     trainer: Trainer | None = None
@@ -30,14 +33,14 @@ def train(config: RunConfig, *, in_group: bool) -> int:
             _stop_without_launcher()
             group = open_group(config.link, timeout=timedelta(seconds=config.parallelism.timeout_seconds))
         trainer = Trainer(config, group)
-        if config.job.print_config and trainer.exchange.rank == 0:
+        if config.job.print_config and trainer.collectives.rank == 0:
             print(dump_toml(config))
             print(f"# the model: {trainer.model_config}")
         reason = trainer.train()
     except Exception as error:
         if not in_group:
             raise
-        _leave_note(error, trainer)
+        _write_failure(error, trainer)
         if not isinstance(error, UserError | ConnectionError):
             raise
         return 2 if isinstance(error, UserError) else 1
@@ -47,7 +50,7 @@ def train(config: RunConfig, *, in_group: bool) -> int:
 
 
 def _stop_without_launcher() -> None:
-    """A launcher that is gone closes this process's input: then the run saves and stops, as if it had been told to."""
+    """Sends this process SIGTERM when the launcher dies (end of file on stdin), so that the run saves and stops."""
     if ERROR_FILE not in os.environ:
         return
 
@@ -58,11 +61,15 @@ def _stop_without_launcher() -> None:
     Thread(target=wait, name="waits for the launcher", daemon=True).start()
 
 
-def _leave_note(error: Exception, trainer: Trainer | None) -> None:
-    """Before the sockets close, so that it is older than the notes of those who lose this process."""
+def _write_failure(error: Exception, trainer: Trainer | None) -> None:
+    """Reports the error to the launcher, or on stderr without one.
+
+    Called before the sockets close, so that the error file is older than those of processes that fail because they lose
+    this one.
+    """
     place = f"process {os.environ['RANK']}"
     if trainer is not None:
-        stages = trainer.engine.placement.processes[trainer.exchange.rank]
+        stages = trainer.engine.placement.processes[trainer.collectives.rank]
         place += f", stage {' and '.join(map(str, stages))}, step {trainer.finished_steps + 1}"
     failure = Failure(text=f"{place}: {_in_words(error)}", user_error=isinstance(error, UserError))
     if ERROR_FILE in os.environ:

@@ -1,4 +1,4 @@
-"""How bytes move between processes: c10d groups, and a home line for each process of a group that has none.
+"""Transport of bytes between processes: c10d process groups over gloo and NATS, collectives, and link emulation.
 
-Knows nothing of models or pipelines. Import from the modules: `settings` needs no torch.
+Independent of models and pipelines. Import from the submodules: some of them need no torch.
 """

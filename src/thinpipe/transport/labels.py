@@ -1,4 +1,5 @@
-"""What a message is, beside its bytes. A group that can tell its receivers compares what both ends mean."""
+"""Message labels: metadata that identifies a pipeline message. A group that transmits labels checks that sender and
+receiver agree on them."""
 
 from dataclasses import dataclass
 from typing import Protocol, TypeGuard, runtime_checkable
@@ -6,19 +7,21 @@ from typing import Protocol, TypeGuard, runtime_checkable
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
+    """Identity of a message; the tag of the message identifies boundary and direction."""
+
     step: int = 0
     microbatch: int = 0
     basis_version: int = 0
     basis_hash: bytes = bytes(8)
-    """The beginning of its sha256: a wrong basis leaves every norm as it was, so only this can tell."""
+    """First 8 bytes of the sha256 of the basis. A wrong basis does not change norms, so only the hash reveals it."""
 
 
 @runtime_checkable
 class Labelled(Protocol):
-    """A process group that sends labels along."""
+    """Process group that transmits labels with messages and compares them on receipt."""
 
     def label(self, tag: int, label: Label) -> None:
-        """What sends and receives on this tag are from now on; both ends must say the same."""
+        """Sets the label of all following sends and receives on `tag`; both ends must set the same."""
         ...
 
 

@@ -8,13 +8,16 @@ from types import TracebackType
 from typing import Self
 
 STORE_FD = "THINPIPE_STORE_FD"
-"""Environment variable of the processes of a local launcher: for process 0 the descriptor of the listening socket that
-it inherits, and nothing for the others."""
+"""Environment variable set by the local launcher: file descriptor of the inherited listening socket for process 0,
+empty for the others."""
 
 
 class Rendezvous:
-    """A listening socket for the store of `size` processes. Close it once process 0 has inherited it, so that a
-    process that looks for a store whose owner is gone is refused at once."""
+    """Listening socket for the torch store of `size` processes.
+
+    The launcher must close its copy once process 0 has inherited the socket: then connections are refused at once if
+    process 0 is gone.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -1,12 +1,11 @@
-"""Between a GPU and the bytes of a message: through page-locked memory, which copies faster. Written, but not tried:
-nothing has run on a GPU yet."""
+"""Copies of messages between GPU and host, through pinned memory. Untested: nothing has run on a GPU yet."""
 
 import torch
 from torch import Tensor
 
 
 def to_host(message: Tensor) -> Tensor:
-    """The message in host memory, complete when this returns."""
+    """Copies the message to host memory; the copy is complete on return."""
     if not message.is_cuda:
         return message.cpu()
     host = torch.empty(message.shape, dtype=message.dtype, pin_memory=True)
@@ -16,5 +15,5 @@ def to_host(message: Tensor) -> Tensor:
 
 
 def host_buffer(nbytes: int, device: torch.device) -> Tensor:
-    """Where a message for this device arrives."""
+    """Host buffer for receiving a message that is then copied to `device`; pinned for CUDA."""
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")

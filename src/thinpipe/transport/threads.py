@@ -1,6 +1,6 @@
-"""Two threads for transfers: one that acts at given moments, one that waits for works in turn.
+"""Helper threads for transfers: a timer, and a watcher that waits for c10d works one after the other.
 
-Both are daemons: a process that crashes must not be kept alive by a message that never comes.
+Both are daemon threads: a message that never arrives must not keep a crashed process alive.
 """
 
 import heapq
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 
 class Timer:
-    """Calls actions at their moment, in the order of time and then of asking. An action must not block or raise."""
+    """Thread that runs actions at given times, ties in the order of `at` calls. Actions must not block or raise."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -26,13 +26,14 @@ class Timer:
         self._thread.start()
 
     def at(self, moment: float, action: Callable[[], None]) -> None:
+        """Schedules an action at a time of the monotonic clock."""
         with self._changed:
             heapq.heappush(self._due, (moment, next(self._order), action))
             if self._due[0][2] is action:
                 self._changed.notify()
 
     def close(self, *, until: float) -> None:
-        """Ends after the actions due by `until`; later ones are dropped."""
+        """Runs the actions due by `until`, drops later ones, and joins the thread."""
         with self._changed:
             self._due = [entry for entry in self._due if entry[0] <= until]
             heapq.heapify(self._due)
@@ -56,24 +57,25 @@ class Timer:
 
 
 class Watcher:
-    """Waits for works in the order given and tells how each ended: None, or the error."""
+    """Thread that waits for works in FIFO order and calls back with None or the error when each has ended."""
 
     def __init__(self, name: str, *, timeout: timedelta | None = None) -> None:
-        """No timeout: that of the works' group."""
+        """`timeout`: limit for each work; None: the default of its group."""
         self._queue: _Watched = queue.SimpleQueue()
         arguments = (self._queue, () if timeout is None else (timeout,))
         self._thread = threading.Thread(target=_watch, args=arguments, name=f"thinpipe-{name}", daemon=True)
         self._thread.start()
 
     def watch(self, work: dist.Work, ended: Callable[[Exception | None], None]) -> None:
+        """Enqueues a work; `ended` is called in the watcher thread."""
         self._queue.put((work, ended))
 
     def close(self) -> None:
-        """Ends after the works given so far."""
+        """Lets the thread exit after the works enqueued so far; does not wait."""
         self._queue.put(None)
 
     def join(self, seconds: float) -> bool:
-        """Whether it has ended."""
+        """Waits up to `seconds` for the thread; returns True if it has exited."""
         self._thread.join(max(0.0, seconds))
         return not self._thread.is_alive()
 
@@ -85,7 +87,7 @@ _Watched = queue.SimpleQueue[tuple[dist.Work, Callable[[Exception | None], None]
 
 
 def _watch(watched: _Watched, timeout: tuple[()] | tuple[timedelta]) -> None:
-    """Holds on to nothing between two works, neither the last one nor its watcher."""
+    """Thread body. Holds no reference to finished works (their tensors) or to the Watcher, so both can be freed."""
     while (entry := watched.get()) is not None:
         work, ended = entry
         try:

@@ -1,1 +1,1 @@
-"""Process groups over a NATS server: everybody dials out to one address, over TLS."""
+"""Process groups over a NATS server: every process makes outgoing TLS connections to one address only."""

@@ -1,7 +1,7 @@
-"""What travels: a fixed header, then a piece of a message. Anything that is not exactly this is a ProtocolError.
+"""Wire format of frames: a fixed header and a piece of a message. Any other input raises ProtocolError.
 
-Nothing here is believed because a peer says it: lengths, labels and order are compared with what the receiver expects.
-The checksum finds mistakes; who may write to whom is up to TLS, keys and the server's permissions.
+Peers are untrusted: lengths, labels and order are compared with what the receiver expects. The checksum detects
+accidental corruption only; authentication and authorization are up to TLS, keys and the server's permissions.
 """
 
 import struct
@@ -13,22 +13,27 @@ from thinpipe.transport.labels import Label
 
 _MAGIC, _VERSION = b"tp", 1
 _FIELDS = struct.Struct("!2sBB8sIIIIIQI8sIII")
-"""magic, version, kind, run, epoch, incarnation, step, micro-batch, tag, sequence, basis version, basis hash, length of
-the message, offset of the piece, checksum."""
+"""magic, version, kind, run, generation, incarnation, step, micro-batch, tag, sequence, basis version, basis hash,
+length of the message, offset of the piece, checksum."""
 HEADER_NBYTES = _FIELDS.size
 PIECE, CREDIT = 0, 1
+"""Frame kinds."""
 
 
 class ProtocolError(ConnectionError):
-    """A peer sent what it must not send. The run cannot go on with it."""
+    """A peer violated the protocol. The generation cannot continue with this peer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Which run, which of its epochs, and which life of the sender: what comes from another is refused."""
+    """Run, generation and sender incarnation of a frame.
+
+    A frame of another run is a ProtocolError; frames of another generation or incarnation are dropped.
+    """
 
     run: bytes
-    epoch: int = 0
+    """Id of the run, 8 bytes."""
+    generation: int = 0
     incarnation: int = 0
 
     def __post_init__(self) -> None:
@@ -38,8 +43,12 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """Of a piece: `length` bytes make the message, this piece begins at `offset`. Of a credit: `sequence` is the number
-    of bytes that the sender may have sent on this tag since the beginning."""
+    """Frame header.
+
+    In a piece, `sequence` counts the pieces of the stream, `length` is the size of the whole message and `offset` the
+    position of this piece in it, in bytes. In a credit, `sequence` is the total number of bytes that may be sent on
+    this tag, counted from the start of the stream.
+    """
 
     kind: int
     origin: Origin
@@ -50,8 +59,9 @@ class Header:
     offset: int = 0
 
     def pack(self, payload: bytes | memoryview = b"") -> bytes:
+        """The frame: header with checksum, then payload."""
         fields = (
-            *(_MAGIC, _VERSION, self.kind, self.origin.run, self.origin.epoch, self.origin.incarnation),
+            *(_MAGIC, _VERSION, self.kind, self.origin.run, self.origin.generation, self.origin.incarnation),
             *(self.label.step, self.label.microbatch, self.tag, self.sequence),
             *(self.label.basis_version, self.label.basis_hash, self.length, self.offset),
         )
@@ -60,9 +70,10 @@ class Header:
 
     @classmethod
     def unpack(cls, data: bytes) -> tuple[Self, memoryview]:
+        """Header and payload of a frame. Raises ProtocolError if the frame is malformed."""
         if len(data) < HEADER_NBYTES:
             raise ProtocolError(f"a frame of {len(data)} bytes, which is too short for a header")
-        (magic, version, kind, run, epoch, incarnation, step, microbatch, tag, sequence, basis_version, basis_hash,
+        (magic, version, kind, run, generation, incarnation, step, microbatch, tag, sequence, basis_version, basis_hash,
          length, offset, checksum) = _FIELDS.unpack_from(data)  # fmt: skip
         if magic != _MAGIC or version != _VERSION:
             raise ProtocolError("a frame that is not thinpipe's, or of another version of it: update the older side")
@@ -72,7 +83,7 @@ class Header:
             raise ProtocolError("a frame whose bytes changed on the way: its checksum is wrong")
         header = cls(
             kind=kind,
-            origin=Origin(run=run, epoch=epoch, incarnation=incarnation),
+            origin=Origin(run=run, generation=generation, incarnation=incarnation),
             label=Label(step=step, microbatch=microbatch, basis_version=basis_version, basis_hash=basis_hash),
             tag=tag,
             sequence=sequence,

@@ -1,7 +1,7 @@
-"""A process group over a NATS server: sends are pushed, receives are matched in the order in which they were posted.
+"""c10d process group over a NATS server: sends are pushed, receives match in the order in which they were posted.
 
-A gap, a wrong length or label, a lost peer or connection fails every transfer at once, with the name of the peer:
-nothing ever waits for mail that cannot come.
+A sequence gap, a wrong length or label, a lost peer or a lost connection fails all transfers at once, with the name of
+the peer: no transfer waits for a message that cannot arrive.
 """
 
 import threading
@@ -14,36 +14,41 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinpipe.transport.collectives import Collectives
+from thinpipe.transport.group_collectives import GroupCollectives
 from thinpipe.transport.labels import Label
-from thinpipe.transport.nats.channel import WINDOW_NBYTES
+from thinpipe.transport.nats.activity import ActivityTracker
+from thinpipe.transport.nats.connection import HubConnection
+from thinpipe.transport.nats.flow_control import FlowControl, OutgoingFrame
 from thinpipe.transport.nats.frame import Origin, ProtocolError
-from thinpipe.transport.nats.mailroom import Letter, Mailroom
-from thinpipe.transport.nats.post import Post
-from thinpipe.transport.nats.progress import Progress
-from thinpipe.transport.works import TimedWork
+from thinpipe.transport.nats.streams import WINDOW_NBYTES
+from thinpipe.transport.pending_work import TimedWork
 
-PIECES, CREDITS = "d", "c"
+PIECES, CREDITS = "data", "credit"
+"""Message kinds, the last part of the NATS subjects."""
 
 
-class _PeersWork(TimedWork):
-    """Who waits for it waits for a peer, and says so."""
+class _PeerWork(TimedWork):
+    """Work that reports to the activity tracker for which peer the training thread waits."""
 
-    def __init__(self, what: str, *, timeout: timedelta, peer: str, progress: Progress) -> None:
+    def __init__(self, what: str, *, timeout: timedelta, peer: str, activity: ActivityTracker) -> None:
         super().__init__(what, timeout=timeout)
-        self._peer, self._progress = peer, progress
+        self._peer, self._activity = peer, activity
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        with self._progress.waiting(self._peer, self.is_completed):
+        with self._activity.waiting(self._peer, self.is_completed):
             return super().wait(timeout)
 
 
-class NatsGroup(Collectives):
-    """`names` are the peers in the order of their ranks. Members must `meet` before they send."""
+class NatsGroup(GroupCollectives):
+    """Process group of one generation. `names`: peers in rank order; `incarnations`: incarnation numbers, default 0.
+
+    Members must pass `world.barrier` before they send: messages to a peer that has not subscribed yet are lost.
+    Thread-safe; incoming frames are handled in the connection thread.
+    """
 
     def __init__(
         self,
-        post: Post,
+        connection: HubConnection,
         names: Sequence[str],
         origin: Origin,
         *,
@@ -51,44 +56,44 @@ class NatsGroup(Collectives):
         incarnations: Mapping[str, int] | None = None,
         window: int = WINDOW_NBYTES,
     ) -> None:
-        super().__init__(names.index(post.address.name), len(names))  # type: ignore[call-arg]
+        super().__init__(names.index(connection.address.name), len(names))  # type: ignore[call-arg]
         self._names, self._timeout = list(names), timeout
-        lives = dict.fromkeys(names, 0) | dict(incarnations or {})
-        self._mailroom = Mailroom(origin, lives, window=window)
+        incarnation_of = dict.fromkeys(names, 0) | dict(incarnations or {})
+        self._flow_control = FlowControl(origin, incarnation_of, window=window)
         self._works: set[TimedWork] = set()
-        self._problem: Exception | None = None
-        self._turn = threading.RLock()
-        self.post, self._epoch = post, origin.epoch
-        post.on_failure(self._fail)
+        self._failure: Exception | None = None
+        self._lock = threading.RLock()
+        self.connection, self._generation = connection, origin.generation
+        connection.on_failure(self._fail)
         self._subscriptions = [
-            post.receive(PIECES, self._arrived),
-            post.receive(CREDITS, self._arrived, urgent=True),
-            post.listen("lost", self._peer_lost),
-            post.listen("over", self._epoch_over),
+            connection.subscribe(PIECES, self._arrived),
+            connection.subscribe(CREDITS, self._arrived, urgent=True),
+            connection.subscribe_broadcast("lost", self._peer_lost),
+            connection.subscribe_broadcast("generation_over", self._generation_over),
         ]
 
     def label(self, tag: int, label: Label) -> None:
-        with self._turn:
-            self._mailroom.label(tag, label)
+        with self._lock:
+            self._flow_control.label(tag, label)
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> dist.Work:
-        """The work is done when the last piece has left; until then, hands off the tensor."""
+        """Starts a send. The work completes when the last piece is written; do not modify the tensor until then."""
         data, to = bytes_of(tensors), self._names[dst]
         work = self._work(f"sending {len(data)} bytes to {to} (process {dst}, tag {tag})", to)
-        self.post.progress.mark()
-        self._begin(work, lambda done: self._mailroom.send(to, tag, data, done))
+        self.connection.activity.record_action()
+        self._begin(work, lambda done: self._flow_control.send(to, tag, data, done))
         return work
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> dist.Work:
-        """The work is done when the message is whole; until then, hands off the tensor."""
+        """Posts a receive. The work completes when the message is complete; do not use the tensor until then."""
         buffer, sender = bytes_of(tensors), self._names[src]
         what = f"receiving {len(buffer)} bytes from {sender} (process {src}, tag {tag})"
         work = self._work(what, sender)
-        self._begin(work, lambda done: self._mailroom.expect(sender, tag, buffer, done))
+        self._begin(work, lambda done: self._flow_control.expect(sender, tag, buffer, done))
         return work
 
     def close(self) -> None:
-        """The post stays open, for another group perhaps."""
+        """Ends the subscriptions and fails pending transfers. The connection stays open, e.g. for another group."""
         for cancel in self._subscriptions:
             cancel()
         self._subscriptions = []
@@ -104,36 +109,36 @@ class NatsGroup(Collectives):
 
     @property
     def held_nbytes(self) -> int:
-        with self._turn:
-            return self._mailroom.held_nbytes
+        with self._lock:
+            return self._flow_control.held_nbytes
 
-    def _work(self, what: str, peer: str) -> "_PeersWork":
-        return _PeersWork(what, timeout=self._timeout, peer=peer, progress=self.post.progress)
+    def _work(self, what: str, peer: str) -> "_PeerWork":
+        return _PeerWork(what, timeout=self._timeout, peer=peer, activity=self.connection.activity)
 
-    def _begin(self, work: TimedWork, action: Callable[[Callable[[], None]], Iterator[Letter]]) -> None:
-        with self._turn:
+    def _begin(self, work: TimedWork, action: Callable[[Callable[[], None]], Iterator[OutgoingFrame]]) -> None:
+        with self._lock:
             self._works.add(work)
-            if self._problem is None:
+            if self._failure is None:
                 self._dispatch(lambda: action(partial(self._done, work)))
-            if self._problem is not None:
-                work.fail(self._problem)
+            if self._failure is not None:
+                work.fail(self._failure)
 
     def _arrived(self, sender: str, data: bytes) -> None:
-        with self._turn:
-            if self._problem is None:
-                self._dispatch(lambda: self._mailroom.arrived(sender, data))
+        with self._lock:
+            if self._failure is None:
+                self._dispatch(lambda: self._flow_control.arrived(sender, data))
 
-    def _dispatch(self, action: Callable[[], Iterator[Letter]]) -> None:
+    def _dispatch(self, action: Callable[[], Iterator[OutgoingFrame]]) -> None:
         try:
-            for letter in action():
-                kind = CREDITS if letter.is_credit else PIECES
-                self.post.send(letter.to, kind, letter.frame, letter.done, urgent=letter.is_credit)
+            for outgoing in action():
+                kind = CREDITS if outgoing.is_credit else PIECES
+                self.connection.send(outgoing.to, kind, outgoing.frame, outgoing.done, urgent=outgoing.is_credit)
         except ProtocolError as error:
             self._fail(error)
 
     def _done(self, work: TimedWork) -> None:
-        work.settle(time.monotonic())
-        with self._turn:
+        work.complete(time.monotonic())
+        with self._lock:
             self._works.discard(work)
 
     def _peer_lost(self, data: bytes) -> None:
@@ -141,22 +146,22 @@ class NatsGroup(Collectives):
         if name in self._names:
             self._fail(ConnectionError(f"peer {name} (process {self._names.index(name)}) is lost"))
 
-    def _epoch_over(self, data: bytes) -> None:
-        epoch, _, why = data.decode(errors="replace").partition(" ")
-        if epoch == str(self._epoch):
+    def _generation_over(self, data: bytes) -> None:
+        generation, _, why = data.decode(errors="replace").partition(" ")
+        if generation == str(self._generation):
             self._fail(ConnectionError(why))
 
     def _fail(self, error: Exception) -> None:
-        with self._turn:
-            if self._problem is None:
-                self._problem = error
+        with self._lock:
+            if self._failure is None:
+                self._failure = error
             works, self._works = self._works, set()
         for work in works:
-            work.fail(self._problem)
+            work.fail(self._failure)
 
 
 def bytes_of(tensors: Sequence[Tensor]) -> memoryview:
-    """The one tensor of a message, seen as bytes."""
+    """Byte view of the single tensor of a message. Raises ValueError unless it is a contiguous CPU tensor."""
     (tensor,) = tensors
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError(f"a message is a contiguous CPU tensor, not {tensor.device} with strides {tensor.stride()}")

@@ -1,4 +1,4 @@
-"""The store in which processes meet, kept by the hub: torch's TCPStore without a port of its own."""
+"""c10d Store for the rendezvous of peers, kept by the hub: like torch's TCPStore, without a separate port."""
 
 from datetime import timedelta
 from time import monotonic
@@ -8,44 +8,44 @@ import msgspec
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from thinpipe.transport.nats.post import Post
-from thinpipe.transport.nats.requests import SERVICE, Answered, Asked
+from thinpipe.transport.nats.connection import HubConnection
+from thinpipe.transport.nats.store_messages import SERVICE, StoreReply, StoreRequest
 
-_DECODER = msgspec.msgpack.Decoder(Answered)
+_DECODER = msgspec.msgpack.Decoder(StoreReply)
 
 
 class NatsStore(Store):
-    """Every wait ends: `timeout` holds for each call."""
+    """Client of the hub's store. Waits end after `timeout` at most. Failures raise DistStoreError."""
 
-    def __init__(self, post: Post, timeout: timedelta) -> None:
+    def __init__(self, connection: HubConnection, timeout: timedelta) -> None:
         super().__init__()
-        self._post, self._limit = post, timeout
+        self._connection, self._limit = connection, timeout
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._ask(Asked(what="set", keys=[key], value=_bytes(value)))
+        self._ask(StoreRequest(what="set", keys=[key], value=_bytes(value)))
 
     def get(self, key: str) -> bytes:
-        """Waits for the key."""
+        """Waits for the key and returns its value."""
         return self._await("get", [key], self._limit).value
 
     def add(self, key: str, amount: int) -> int:
-        return self._ask(Asked(what="add", keys=[key], amount=amount)).number
+        return self._ask(StoreRequest(what="add", keys=[key], amount=amount)).number
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        asked = Asked(what="swap", keys=[key], expected=_bytes(expected), value=_bytes(desired))
-        return self._ask(asked).value
+        request = StoreRequest(what="swap", keys=[key], expected=_bytes(expected), value=_bytes(desired))
+        return self._ask(request).value
 
     def check(self, keys: list[str]) -> bool:
-        return self._ask(Asked(what="wait", keys=list(keys))).found
+        return self._ask(StoreRequest(what="wait", keys=list(keys))).found
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         self._await("wait", list(keys), timeout or self._limit)
 
     def delete_key(self, key: str) -> bool:
-        return self._ask(Asked(what="delete", keys=[key])).found
+        return self._ask(StoreRequest(what="delete", keys=[key])).found
 
     def num_keys(self) -> int:
-        return self._ask(Asked(what="count")).number
+        return self._ask(StoreRequest(what="count")).number
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._limit = timeout
@@ -54,18 +54,18 @@ class NatsStore(Store):
     def timeout(self) -> timedelta:
         return self._limit
 
-    def _await(self, what: Literal["get", "wait"], keys: list[str], limit: timedelta) -> Answered:
-        """The hub also ends a wait when those who would have set the keys are gone."""
+    def _await(self, what: Literal["get", "wait"], keys: list[str], limit: timedelta) -> StoreReply:
+        """Waits until all keys are set. The hub ends the wait early when the peers that would set them are gone."""
         began = monotonic()
-        answer = self._ask(Asked(what=what, keys=keys, wait_seconds=limit.total_seconds()))
+        answer = self._ask(StoreRequest(what=what, keys=keys, wait_seconds=limit.total_seconds()))
         if not answer.found:
             raise dist.DistStoreError(f"waited {monotonic() - began:.1f} s for {', '.join(keys)} in the hub's store")
         return answer
 
-    def _ask(self, asked: Asked) -> Answered:
+    def _ask(self, request: StoreRequest) -> StoreReply:
         began = monotonic()
         try:
-            data = self._post.request(SERVICE, msgspec.msgpack.encode(asked), seconds=asked.wait_seconds + 10)
+            data = self._connection.request(SERVICE, msgspec.msgpack.encode(request), seconds=request.wait_seconds + 10)
         except Exception as error:
             raise dist.DistStoreError(
                 f"the hub did not answer within {monotonic() - began:.0f} s: {error!r}"

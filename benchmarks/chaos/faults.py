@@ -1,0 +1,164 @@
+"""Carries out faults with real signals and real cuts, and says how each is undone."""
+
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from benchmarks.chaos import small_disks as chaos_disk
+from benchmarks.chaos.config import HUB, Kind
+from benchmarks.chaos.processes import Program
+from benchmarks.chaos.schedule import Fault
+from benchmarks.chaos.testbed import Testbed
+from thinpipe.checkpoint.storage import step_folder
+
+REFUSED = "refused"
+"""What the detail of a second hub that was turned away begins with."""
+_IN_USE = "in use by another hub"
+UNDECIDED = "ended before it was refused"
+"""Of a second hub that was too slow to be seen, or was killed with the first."""
+
+
+class SkippedError(Exception):
+    """The fault cannot happen to this victim now."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What was done; `undo` returns what there is to say of it, and is called after the fault's seconds."""
+
+    undo: Callable[[], str]
+    detail: str = ""
+    victim: str | None = None
+    """If it was another than the schedule's."""
+
+
+Carry = Callable[[Testbed, Fault], Done]
+
+
+def carry_out(bed: Testbed, fault: Fault) -> Done:
+    """Raises SkippedError."""
+    return FAULTS[fault.kind](bed, fault)
+
+
+def _running(bed: Testbed, name: str) -> Program:
+    program = bed.programs[name]
+    if not program.running:
+        raise SkippedError(f"{name} does not run")
+    return program
+
+
+def _computing(bed: Testbed, wanted: str) -> str:
+    """Itself, or in its stead one who belongs to the generation: a spare sends nothing and needs nothing."""
+    members = bed.members()
+    return wanted if wanted in members or not members else members[bed.index(wanted) % len(members)]
+
+
+def _kill(bed: Testbed, fault: Fault) -> Done:
+    _running(bed, fault.victim).kill()
+    return Done(lambda: bed.start_again(fault.victim))
+
+
+def _stop(bed: Testbed, fault: Fault) -> Done:
+    program = _running(bed, fault.victim)
+    if program.stopped:
+        raise SkippedError(f"{fault.victim} is stopped already")
+    program.signal(signal.SIGSTOP)
+
+    def go_on() -> str:
+        if not program.running:
+            return "was killed meanwhile"
+        program.signal(signal.SIGCONT)
+        return ""
+
+    return Done(go_on)
+
+
+def _cut(bed: Testbed, fault: Fault) -> Done:
+    networks, index = bed.networks, bed.index(fault.victim)
+    if networks is None:
+        raise SkippedError("there are no networks to cut")
+    if index in networks.dead:
+        raise SkippedError(f"the link of {fault.victim} is cut already")
+    _running(bed, fault.victim)
+    networks.cut(index, fault.kind)
+
+    def mend() -> str:
+        networks.mend(index)
+        return ""
+
+    return Done(mend)
+
+
+def _kill_hub(bed: Testbed, _fault: Fault) -> Done:
+    for other in bed.others:  # a second hub that waits for the folder would be the first now
+        other.kill(with_children=True)
+    _running(bed, HUB).kill(with_children=True)
+    return Done(lambda: bed.start_again(HUB))
+
+
+def _second_hub(bed: Testbed, _fault: Fault) -> Done:
+    _running(bed, HUB)
+    second = bed.start_second_hub()
+
+    def look() -> str:
+        bed.others.remove(second)
+        said, by_itself = second.printed, not second.running and not second.ended_by_us
+        second.kill(with_children=True)
+        if _IN_USE in said:
+            return f"{REFUSED}: {said.strip()}"
+        return f"it was not: {second.tail}" if said or by_itself else UNDECIDED
+
+    return Done(look)
+
+
+def _lose_layer(bed: Testbed, fault: Fault) -> Done:
+    """Then somebody is killed, so that the layer is needed."""
+    folder = bed.dump_folder / "checkpoints"
+    commits = sorted(path for path in folder.glob("step-*") if path.name != step_folder(0))
+    layers = sorted(commits[-1].glob("*.safetensors")) if commits else []
+    if not layers:
+        raise SkippedError("there is no commit yet")
+    victim = _computing(bed, fault.victim)
+    _running(bed, victim)
+    lost = random.Random(f"{fault.at}").choice(layers)
+    try:
+        lost.unlink()
+    except FileNotFoundError:
+        raise SkippedError("the newest commit is another by now") from None
+    done = _kill(bed, replace(fault, victim=victim))
+    return Done(done.undo, detail=f"{lost.parent.name}/{lost.name}", victim=victim)
+
+
+def _poison(bed: Testbed, fault: Fault) -> Done:
+    victim = _computing(bed, fault.victim)
+    program = _running(bed, victim)
+    if not program.catches(signal.SIGUSR1):
+        raise SkippedError(f"{victim} cannot be poisoned: it has just begun")
+    program.signal(signal.SIGUSR1)
+    return Done(lambda: "", victim=victim)
+
+
+def _fill_disk(bed: Testbed, fault: Fault) -> Done:
+    folder = bed.dump_folder if fault.victim == HUB else bed.home(fault.victim)
+    chaos_disk.fill(folder)
+
+    def empty() -> str:
+        chaos_disk.empty(folder)
+        return ""
+
+    return Done(empty)
+
+
+FAULTS: dict[Kind, Carry] = {
+    "kill": _kill,
+    "stop": _stop,
+    "cut": _cut,
+    "deaf": _cut,
+    "mute": _cut,
+    "hub": _kill_hub,
+    "second_hub": _second_hub,
+    "store": _lose_layer,
+    "disk": _fill_disk,
+    "poison": _poison,
+}

@@ -1,0 +1,121 @@
+"""Lets a chaos run happen: the schedule by the clock, everything undone in time, and one more commit at the end."""
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.chaos.config import ChaosConfig
+from benchmarks.chaos.faults import Done, SkippedError, carry_out
+from benchmarks.chaos.log import AnyRecord, Begun, ChaosLog, Committed, Ended, Exited, Healed, Struck, read_log
+from benchmarks.chaos.observer import RunObserver
+from benchmarks.chaos.schedule import Fault, make_schedule
+from benchmarks.chaos.testbed import Testbed
+from thinpipe.core.errors import UserError
+
+_LOOK_SECONDS, _PROGRESS_SECONDS = 0.05, 30.0
+_AGAIN_SECONDS = 2.0
+"""Who ended by itself is started again after so long; that it ended stays in the log."""
+_FIRST_STEP_SECONDS = 240.0
+
+Say = Callable[[str], None]
+
+
+def run_schedule(config: ChaosConfig, say: Say) -> None:
+    """To the end, from wherever the log says that it is."""
+    config.folder.mkdir(parents=True, exist_ok=True)
+    records = list(read_log(config.folder / "log.jsonl"))
+    if records and isinstance(records[-1], Ended):
+        return
+    log = ChaosLog(config.folder / "log.jsonl")
+    try:
+        with Testbed(config) as bed:
+            _ChaosRunner(config, bed, log, records, say).run()
+    finally:
+        log.close()
+
+
+class _ChaosRunner:
+    def __init__(self, config: ChaosConfig, bed: Testbed, log: ChaosLog, records: list[AnyRecord], say: Say) -> None:
+        self._config, self._bed, self._log, self._say = config, bed, log, say
+        self._elapsed = max((record.clock_s for record in records), default=0.0)
+        self._began: float | None = None
+        known = {record.step: record.files for record in records if isinstance(record, Committed)}
+        self._watch = RunObserver(bed, self._tell, self._clock, known)
+        self._order = itertools.count()
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
+        self._faults = [fault for fault in make_schedule(config) if fault.at > self._elapsed]
+        self._said = time.monotonic()
+
+    def _clock(self) -> float:
+        return self._elapsed + (0.0 if self._began is None else time.monotonic() - self._began)
+
+    def _now(self) -> dict[str, Any]:
+        return {"time_s": time.time(), "clock_s": round(self._clock(), 3)}
+
+    def _tell(self, record: AnyRecord) -> None:
+        self._log.write(record)
+        if isinstance(record, Exited):
+            self._say(f"{record.who} ended by itself with {record.code}: {record.tail[-300:]}")
+            self._at(self._clock() + _AGAIN_SECONDS, lambda: self._bed.start_again(record.who))
+
+    def run(self) -> None:
+        self._bed.start()
+        self._until(lambda: self._watch.executed > 0, _FIRST_STEP_SECONDS, "no step was computed")
+        self._began = time.monotonic()
+        self._log.write(Begun(**self._now(), command=self._config.command, seed=self._config.seed))
+        for fault in self._faults:
+            self._at(fault.at, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
+        while self._clock() < 60 * self._config.minutes or self._due:
+            self._turn()
+        before, executed = self._watch.commits, self._watch.executed
+        try:
+            self._until(
+                lambda: self._watch.commits > before and self._watch.executed > executed,
+                self._config.finish_seconds,
+                "when the faults were over, no further commit came",
+            )
+            problem = ""
+        except UserError as error:
+            problem = str(error)
+        self._bed.end_all()
+        self._watch.hash_disk()
+        self._log.write(Ended(**self._now(), problem=problem))
+
+    def _until(self, reached: Callable[[], bool], seconds: float, otherwise: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not reached():
+            if time.monotonic() > deadline:
+                raise UserError(f"{otherwise} within {seconds:.0f} s: see {self._bed.folder / 'printed'}")
+            self._turn()
+
+    def _turn(self) -> None:
+        while self._due and self._due[0][0] <= self._clock():
+            heapq.heappop(self._due)[2]()
+        self._watch.poll()
+        if time.monotonic() - self._said > _PROGRESS_SECONDS:
+            self._said = time.monotonic()
+            left = max(0.0, 60 * self._config.minutes - self._clock()) / 60
+            self._say(f"step {self._watch.steps}, commit {self._watch.commits}; about {left:.0f} min of faults left")
+        time.sleep(_LOOK_SECONDS)
+
+    def _at(self, clock: float, action: Callable[[], object]) -> None:
+        heapq.heappush(self._due, (clock, next(self._order), action))
+
+    def _inject(self, fault: Fault) -> None:
+        what: dict[str, Any] = {"kind": fault.kind, "victim": fault.victim, "seconds": fault.seconds, **self._now()}
+        try:
+            done = carry_out(self._bed, fault)
+        except SkippedError as error:
+            self._log.write(Struck(**what, skipped=str(error)))
+            return
+        fault = replace(fault, victim=done.victim or fault.victim)
+        what["victim"] = fault.victim
+        self._log.write(Struck(**what, detail=done.detail))
+        self._say(f"{self._clock():6.1f} s: {fault.kind} {fault.victim}, {fault.seconds:.1f} s {done.detail}")
+        self._at(self._clock() + fault.seconds, lambda: self._undo_fault(fault, done))
+
+    def _undo_fault(self, fault: Fault, done: Done) -> None:
+        self._log.write(Healed(**self._now(), kind=fault.kind, victim=fault.victim, detail=done.undo()))

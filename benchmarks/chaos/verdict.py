@@ -1,0 +1,210 @@
+"""Judges a chaos run from its log and the undisturbed run: by hashes and by what the hub wrote. Pure."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.chaos.attribution import BadMessage, attribute_faults, event_of
+from benchmarks.chaos.config import HUB, ChaosConfig
+from benchmarks.chaos.faults import REFUSED, UNDECIDED
+from benchmarks.chaos.log import (
+    AnyRecord,
+    Committed,
+    Ended,
+    Exited,
+    Happened,
+    Hashed,
+    Healed,
+    Said,
+    Sampled,
+    Struck,
+)
+from benchmarks.chaos.outages import Outage, find_outages, members_at
+from benchmarks.chaos.results import SEVERAL, SeedResult, Usage
+from thinpipe.core.events import Started, Step
+
+_GIVEN_UP = re.compile(r"step (\d+) of .* is lost at the hub .*going on from step (\d+)")
+WARM_SECONDS = 60.0
+"""First seconds of a process that do not count for its memory use; nor does the beginning of the run."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is not in the log."""
+
+    commits: Mapping[int, Mapping[str, str]]
+    """Of the undisturbed run: sha256 by file."""
+    steps: Mapping[int, tuple[float, float]]
+    """Likewise: loss and norm of the gradient."""
+    poisoned: Sequence[BadMessage] = ()
+    """Bad messages that were sent."""
+    shown: Sequence[tuple[str, int]] = ()
+    """Whom the hub has named on its screen, and for which step. On a full disk its event log has gaps."""
+
+
+def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> SeedResult:
+    struck = [r for r in records if isinstance(r, Struck)]
+    done = [r for r in struck if not r.skipped]
+    healed = [r for r in records if isinstance(r, Healed)]
+    commits = [r for r in records if isinstance(r, Committed)]
+    steps = [r.event for r in records if isinstance(r, Happened) and isinstance(r.event, Step)]
+    outages = find_outages(records)
+    by_fault = [outage for outage in outages if outage.faults]
+    second = [r.detail for r in healed if r.kind == "second_hub" and r.detail != UNDECIDED]
+    lost, given_up = _lost(records)
+    poison = attribute_faults(records, facts.poisoned, facts.shown)
+    counts = Counter(commit.step for commit in commits)
+    ended = [r for r in records if isinstance(r, Ended)]
+    return SeedResult(
+        seed=config.seed,
+        minutes=config.minutes,
+        command=config.command,
+        faults=dict(Counter(r.kind for r in done)),
+        skipped=len(struck) - len(done),
+        hits=dict(Counter(r.kind for r in done if r.victim == HUB or r.victim in members_at(records, r.time_s))),
+        zombie_returns=len(zombies := _zombies(config, done, healed)),
+        rejoined_after=_rejoined(records, zombies),
+        commits=len(counts),
+        commits_unequal=[commit.step for commit in commits if facts.commits.get(commit.step) != commit.files],
+        commits_lost=lost,
+        commits_given_up=given_up,
+        files_on_disk=sum(len(r.files) for r in records if isinstance(r, Hashed)),
+        files_unequal=_unequal_on_disk(records, facts),
+        commits_doubled=[step for step, count in counts.items() if count > 1],
+        steps_executed=len(steps),
+        steps_unequal=[
+            step.step
+            for step in steps
+            if step.step in facts.steps and facts.steps[step.step] != (step.loss, step.grad_norm)
+        ],
+        steps_skipped=_events(records, "skipped"),
+        second_hubs_refused=sum(detail.startswith(REFUSED) for detail in second),
+        second_hubs_not_refused=[detail[:200] for detail in second if not detail.startswith(REFUSED)],
+        executing_after=[outage.executing_after for outage in by_fault],
+        executing_with_standby=[outage.executing_after for outage in by_fault if outage.standby_present],
+        executing_by_kind=_by_kind(by_fault),
+        past_after=[outage.past_after for outage in by_fault if outage.past_after is not None],
+        noticed_after=[outage.noticed_after for outage in by_fault if outage.noticed_after is not None],
+        unexplained=[_words(outage) for outage in outages if not outage.faults],
+        exits=[f"{r.who} with {r.code}: {r.tail[-200:]}" for r in records if isinstance(r, Exited)],
+        clean_steps_per_second=_rate(records, 0.0, config.clean_seconds),
+        steps_per_second=_rate(records, config.clean_seconds, 60 * config.minutes),
+        poisoned=len(facts.poisoned),
+        poisoned_named=poison["named"],
+        poisoned_together=poison["together"],
+        poisoned_overtaken=poison["overtaken"],
+        false_alarms=poison["alarms"],
+        use=_use(records),
+        problem=ended[-1].problem if ended else "it has not ended",
+    )
+
+
+def _by_kind(outages: Sequence[Outage]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for outage in outages:
+        kind = outage.kinds[0] if len(outage.kinds) == 1 else SEVERAL
+        found.setdefault(kind, []).append(outage.executing_after)
+    return found
+
+
+def _words(outage: Outage) -> str:
+    back = "".join(f"; {r.victim} had come back from {r.kind}" for r in outage.returns)
+    return f"{outage.why or 'the hub said nothing'}{back}"
+
+
+def _zombies(config: ChaosConfig, done: Sequence[Struck], healed: Sequence[Healed]) -> list[Healed]:
+    """Those who were stopped, or cut off, for longer than it takes to be lost, and came back alive."""
+    return [
+        r
+        for r in healed
+        if not r.detail and any(_longer(config, fault, r) for fault in done if fault.victim == r.victim)
+    ]
+
+
+def _rejoined(records: Sequence[AnyRecord], zombies: Sequence[Healed]) -> list[float]:
+    """Until the hub says that it is there again. Not counted: who is struck once more before, or the hub."""
+    found: list[float] = []
+    for back in zombies:
+        for r in records:
+            if r.time_s < back.time_s:
+                continue
+            if isinstance(r, Struck) and not r.skipped and r.kind != "poison" and r.victim in (back.victim, HUB):
+                break
+            if isinstance(r, Said) and r.text.startswith(f"{back.victim} is there"):
+                found.append(r.time_s - back.time_s)
+                break
+    return found
+
+
+def _unequal_on_disk(records: Sequence[AnyRecord], facts: Facts) -> list[str]:
+    """A file may be missing, if chaos has deleted it; none may differ."""
+    return [
+        f"{r.step}/{name}"
+        for r in records
+        if isinstance(r, Hashed)
+        for name, sha256 in r.files.items()
+        if facts.commits.get(r.step, {}).get(name) != sha256
+    ]
+
+
+def _longer(config: ChaosConfig, fault: Struck, back: Healed) -> bool:
+    same = fault.kind == back.kind and fault.kind in ("stop", "cut", "deaf", "mute")
+    return (
+        same
+        and abs(fault.clock_s + fault.seconds - back.clock_s) < 1
+        and fault.seconds > config.heartbeat_timeout_seconds
+    )
+
+
+def _lost(records: Sequence[AnyRecord]) -> tuple[list[int], list[str]]:
+    """Commits after which the run went on from an earlier one: without a word; and what the hub said of the others."""
+    newest, lost, said = 0, list[int](), list[str]()
+    for record in records:
+        if isinstance(record, Committed):
+            newest = max(newest, record.step)
+        elif isinstance(record, Said) and (found := _GIVEN_UP.match(record.text)) and int(found[1]) == newest:
+            said.append(record.text)
+            newest = int(found[2])
+        elif isinstance(record, Happened) and isinstance(record.event, Started) and record.event.step < newest:
+            lost.append(newest)
+    return lost, said
+
+
+def _rate(records: Sequence[AnyRecord], begin: float, end: float) -> float:
+    """Steps beyond all before, in a second of the clock."""
+    reached = [(r.clock_s, r.event.step) for r in records if isinstance(r, Happened) and isinstance(r.event, Step)]
+    first = max((step for clock, step in reached if clock <= begin), default=0)
+    last = max((step for clock, step in reached if clock <= end), default=0)
+    return (last - first) / (end - begin)
+
+
+def _events(records: Sequence[AnyRecord], tag: str) -> int:
+    return sum(isinstance(r, Happened) and event_of(r)["event"] == tag for r in records)
+
+
+def _use(records: Sequence[AnyRecord]) -> list[Usage]:
+    by_process: dict[tuple[str, int], list[Sampled]] = {}
+    for record in records:
+        if isinstance(record, Sampled):
+            by_process.setdefault((record.who, record.pid), []).append(record)
+    found: dict[str, Usage] = {}
+    for (who, _), samples in by_process.items():
+        warm = [
+            sample
+            for sample in samples
+            if sample.time_s >= samples[0].time_s + WARM_SECONDS and sample.clock_s >= WARM_SECONDS / 2
+        ]
+        if len(warm) < 2:
+            continue
+        usage = Usage(
+            who=who,
+            minutes=(warm[-1].time_s - warm[0].time_s) / 60,
+            first_rss_nbytes=warm[0].rss_nbytes,
+            last_rss_nbytes=warm[-1].rss_nbytes,
+            first_handles=warm[0].handles,
+            last_handles=warm[-1].handles,
+        )
+        if who not in found or usage.minutes > found[who].minutes:
+            found[who] = usage
+    return list(found.values())

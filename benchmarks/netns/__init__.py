@@ -1,0 +1,1 @@
+"""Network namespaces with real kernel links, for benchmarks and tests."""

@@ -1,0 +1,62 @@
+"""Bit packing: unsigned integers of any bit width to bytes without gaps, row by row; and token ids to 2 to 4 bytes."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from thinpipe.boundary.sizes import id_nbytes, packed_nbytes
+
+
+def pack_bits(integers_NM: Tensor, bits: int) -> Tensor:
+    """[N, M] to uint8 [N, packed_nbytes(M, bits)].
+
+    Layout of a row: the lowest byte of all integers, the next byte of all integers and so on, then the remaining
+    high-order bits (bits mod 8), packed in groups of eight integers.
+    """
+    count, whole, rest = integers_NM.shape[1], bits // 8, bits % 8
+    integers_NM = integers_NM.long()
+    parts = [(integers_NM >> 8 * byte).to(torch.uint8) for byte in range(whole)]
+    if rest:
+        parts.append(_pack_eights(integers_NM >> 8 * whole, rest)[:, : packed_nbytes(count, rest)])
+    return torch.cat(parts, dim=1) if parts else integers_NM.new_empty(len(integers_NM), 0, dtype=torch.uint8)
+
+
+def unpack_bits(packed: Tensor, count: int, bits: int) -> Tensor:
+    """uint8 [N, packed_nbytes(count, bits)] to int64 [N, count]."""
+    whole, rest = bits // 8, bits % 8
+    integers_NM = torch.zeros(len(packed), count, dtype=torch.int64, device=packed.device)
+    for byte in range(whole):
+        integers_NM |= packed[:, byte * count : (byte + 1) * count].long() << 8 * byte
+    if rest:
+        integers_NM |= _unpack_eights(packed[:, whole * count :], count, rest) << 8 * whole
+    return integers_NM
+
+
+def _pack_eights(integers_NM: Tensor, bits: int) -> Tensor:
+    """Packs eight integers of `bits` < 8 bits each into `bits` bytes, through one 64-bit word."""
+    rows, count = integers_NM.shape
+    eights = F.pad(integers_NM, (0, -count % 8)).view(rows, -1, 8)
+    words = (eights << _shifts(bits, integers_NM.device)).sum(2)
+    return words.view(torch.uint8).view(rows, -1, 8)[:, :, :bits].flatten(1)
+
+
+def _unpack_eights(packed: Tensor, count: int, bits: int) -> Tensor:
+    eights = F.pad(packed, (0, -packed.shape[1] % bits)).view(len(packed), -1, bits)
+    words = F.pad(eights, (0, 8 - bits)).contiguous().view(torch.int64)
+    return (words >> _shifts(bits, packed.device) & (1 << bits) - 1).flatten(1)[:, :count]
+
+
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    return torch.arange(0, 8 * bits, bits, device=device)
+
+
+def pack_ids(ids: Tensor, vocab_size: int) -> Tensor:
+    """Token ids to uint8 [number of ids * id_nbytes(vocab_size)]."""
+    four_bytes = ids.flatten().to(torch.int32).view(torch.uint8).view(-1, 4)
+    return four_bytes[:, : id_nbytes(vocab_size)].flatten()
+
+
+def unpack_ids(packed: Tensor, shape: tuple[int, ...], vocab_size: int) -> Tensor:
+    size = id_nbytes(vocab_size)
+    four_bytes = torch.nn.functional.pad(packed.view(-1, size), (0, 4 - size)).contiguous()
+    return four_bytes.view(torch.int32).long().view(shape)

@@ -1,0 +1,156 @@
+"""Length and layout of boundary messages in bytes, for the compressors and for `thinpipe plan`. Imports no torch.
+
+A length follows from the model and the settings alone. Every kind of compression has a layout class here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from thinpipe.config.boundary import BoundaryConfig, CompressionConfig, FormatName
+from thinpipe.core.errors import UserError
+
+BF16_NBYTES = 2
+"""Bytes of a bfloat16: the scale of an integer row, or the minimum or the step of a quantisation range."""
+
+
+def id_nbytes(vocab_size: int) -> int:
+    """Bytes per token id: 2, 3 or 4."""
+    return next(size for size in (2, 3, 4) if vocab_size <= 1 << (8 * size))
+
+
+def packed_nbytes(count: int, bits: int) -> int:
+    """Bytes of `count` bit-packed integers of `bits` bits."""
+    return -(-count * bits // 8)
+
+
+@dataclass(frozen=True)
+class RowSize:
+    """Size of a row of values in a number format."""
+
+    bits: int
+    """Bits per value."""
+    scale_nbytes: int = 0
+    """Bytes of the row's scale; 0 for floating-point formats."""
+
+    def nbytes(self, width: int) -> int:
+        return self.scale_nbytes + packed_nbytes(width, self.bits)
+
+
+ROW_SIZES: dict[FormatName, RowSize] = {
+    "fp32": RowSize(32),
+    "bf16": RowSize(16),
+    "int8": RowSize(8, BF16_NBYTES),
+    "int4": RowSize(4, BF16_NBYTES),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageSize:
+    """Dimensions of the messages of a boundary, for one micro-batch. Both ends know them in advance."""
+
+    batch: int
+    """Samples per micro-batch."""
+    tokens: int
+    """Tokens per sample that have a state. One more token id per sample is sent: the label of the last token."""
+    width: int
+    """Numbers per token in the state."""
+    vocab_size: int
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.tokens
+
+    @property
+    def ids_nbytes(self) -> int:
+        return self.batch * (self.tokens + 1) * id_nbytes(self.vocab_size)
+
+
+class MessageLayout(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+class NumberFormatLayout:
+    """Layout of kind "none": all values, one row per token."""
+
+    def __init__(self, size: MessageSize, name: FormatName) -> None:
+        self.nbytes = size.rows * ROW_SIZES[name].nbytes(size.width)
+
+
+class TopKLayout:
+    """Layout of top-k: the selected values of each group, then their positions, as bit-packed indices or as a bitmap,
+    whichever is shorter."""
+
+    def __init__(self, size: MessageSize, settings: CompressionConfig) -> None:
+        assert settings.keep is not None
+        self.groups = size.rows if settings.per == "token" else size.batch
+        self.group = size.rows * size.width // self.groups
+        """Values per group: a token's or a sample's values, among which the largest are selected."""
+        self.count = max(1, round(settings.keep * self.group))
+        self.position_bits = (self.group - 1).bit_length()
+        self.as_bitmap = self.group < self.count * self.position_bits
+        positions = (self.group, 1) if self.as_bitmap else (self.count, self.position_bits)
+        self.values_nbytes = masked_nbytes(self, settings.format)
+        self.nbytes = self.values_nbytes + self.groups * packed_nbytes(*positions)
+
+
+def masked_nbytes(layout: TopKLayout, name: FormatName | None) -> int:
+    """Bytes of the selected values without their positions: one row per group."""
+    return layout.groups * ROW_SIZES[name or "bf16"].nbytes(layout.count)
+
+
+class QuantiseLayout:
+    """Layout of quantisation: minimum and step of each tile, then bit-packed integers."""
+
+    def __init__(self, size: MessageSize, settings: CompressionConfig) -> None:
+        assert settings.bits is not None
+        sample = size.tokens * size.width
+        self.tile = settings.tile or (size.width if settings.per == "token" else sample)
+        self.tiles = -(-sample // self.tile)
+        """Tiles per sample. The last tile may be shorter."""
+        self.numbers_nbytes = packed_nbytes(size.rows * size.width, settings.bits)
+        self.nbytes = 2 * size.batch * self.tiles * BF16_NBYTES + self.numbers_nbytes
+
+
+class LowRankLayout:
+    """Layout of the two factors: [rows, rank], then [rank, width]. Raises UserError if the rank is not low."""
+
+    def __init__(self, size: MessageSize, settings: CompressionConfig) -> None:
+        assert settings.rank is not None
+        if settings.rank >= min(size.rows, size.width):
+            raise UserError(
+                f"a rank of {settings.rank} is no less than that of {size.rows} tokens of {size.width} numbers: "
+                "lower boundary.states.rank or boundary.gradients.rank"
+            )
+        row = ROW_SIZES[settings.format or "bf16"]
+        self.left_nbytes = size.rows * row.nbytes(settings.rank)
+        self.nbytes = self.left_nbytes + settings.rank * row.nbytes(size.width)
+
+
+MESSAGE_LAYOUTS: dict[str, Callable[[MessageSize, CompressionConfig], MessageLayout]] = {
+    "topk": TopKLayout,
+    "quantise": QuantiseLayout,
+    "lowrank": LowRankLayout,
+}
+
+
+def forward_nbytes(settings: BoundaryConfig, size: MessageSize) -> int:
+    """Bytes of a forward message: an encoded state and the token ids."""
+    return _payload_nbytes(settings.states, settings.forward, size) + size.ids_nbytes
+
+
+def backward_nbytes(settings: BoundaryConfig, size: MessageSize) -> int:
+    """Bytes of a backward message: an encoded gradient."""
+    if settings.gradients.reuse_mask:
+        return masked_nbytes(TopKLayout(size, settings.states), settings.gradients.format)
+    return _payload_nbytes(settings.gradients, settings.backward, size)
+
+
+def _payload_nbytes(compression: CompressionConfig, name: FormatName, size: MessageSize) -> int:
+    layout = (
+        NumberFormatLayout(size, name)
+        if compression.kind == "none"
+        else MESSAGE_LAYOUTS[compression.kind](size, compression)
+    )
+    return layout.nbytes

@@ -1,0 +1,110 @@
+"""`thinpipe export`: writes a trained model as a Hugging Face folder with tokenizer and model card.
+
+A subspace model is exported as the equivalent dense model. A model with boundary projections has no dense equivalent:
+its export includes the code that transformers needs to run it.
+"""
+
+import tomllib
+from pathlib import Path
+
+from thinpipe.checkpoint import Checkpoint, find_checkpoint, load_model, run_folder_of
+from thinpipe.config.commands import ExportConfig
+from thinpipe.config.run import RunConfig
+from thinpipe.config.toml import from_table
+from thinpipe.core.errors import UserError
+from thinpipe.core.files import write_atomically
+from thinpipe.data import Tokenizer
+from thinpipe.models import Model, ModelConfig
+from thinpipe.models.hf import projection as projection_export
+from thinpipe.models.hf import weights
+from thinpipe.models.to_dense import to_dense
+
+
+def run(config: ExportConfig) -> int:
+    if config.output.exists() and any(config.output.iterdir()):
+        raise UserError(f"{config.output} is not empty: name another folder")
+    checkpoint = find_checkpoint(config.run)
+    model = load_model(checkpoint)
+    tokenizer_folder = run_folder_of(checkpoint) / "tokenizer"
+    tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder.is_dir() else None
+    end_of_text_id = tokenizer.vocabulary.end_of_text_id if tokenizer else None
+    has_projection = model.config.has_projection
+    exported = model if has_projection else to_dense(model)
+    (projection_export if has_projection else weights).save(exported, config.output, end_of_text_id=end_of_text_id)
+    if tokenizer is not None:
+        tokenizer.save(config.output)
+    write_atomically(config.output / "README.md", model_card(checkpoint, model).encode())
+    parameters = sum(parameter.numel() for parameter in exported.parameters())
+    print(f"{config.output}: {checkpoint.manifest.family}, {parameters:,} parameters")
+    if has_projection:
+        print(
+            "  with boundary projections, so no plain model: its code is in the folder "
+            f"({projection_export.MODELING_FILE}), to be trusted"
+        )
+        if rounds_messages(checkpoint):
+            print("  the run rounds what crosses a boundary; the export does not: its logits are those of whole states")
+    print(f'  AutoModelForCausalLM.from_pretrained("{config.output}"{_trust_argument(model.config)})')
+    return 0
+
+
+def rounds_messages(checkpoint: Checkpoint) -> bool:
+    """True if the run rounds or compresses states at its boundaries (not plain fp32). False for an imported model,
+    which has no run."""
+    if not checkpoint.manifest.run:
+        return False
+    run = from_table(tomllib.loads(checkpoint.manifest.run), RunConfig, where=str(checkpoint.path))
+    return run.boundary.forward != "fp32" or run.boundary.states.kind != "none"
+
+
+def _trust_argument(config: ModelConfig) -> str:
+    return ", trust_remote_code=True" if config.has_projection else ""
+
+
+def model_card(checkpoint: Checkpoint, model: Model) -> str:
+    """Model card (Markdown) of the export: how the model was trained and how to load it."""
+    manifest, config = checkpoint.manifest, model.config
+    trainable = sum(parameter.numel() for parameter in model.parameters())
+    if config.has_projection:
+        shape = (
+            f"It was trained with boundary projections (`{config.projection.kind}`): between its segments "
+            f"{config.projection.width} numbers per "
+            f"token cross, of {config.dim}. So it is no plain model: `{projection_export.MODELING_FILE}` in this "
+            "folder runs "
+            "it, on transformers' own Llama, and has to be trusted. What crosses is not rounded there."
+        )
+    elif config.subspace.width is None:
+        shape = "It was trained as an ordinary dense model."
+    else:
+        shape = (
+            f"It was trained as a subspace model (arXiv 2506.01260): what the layers write to the residual stream was "
+            f"confined to {config.subspace.width} of {config.dim} dimensions"
+            f"{', except after the last boundary' if config.subspace.free_last else ''}, so only {trainable:,} of its "
+            "weights were trained. The export multiplies the factors out: the function is the same, the head is untied."
+        )
+    cuts = (
+        f"Boundaries before blocks {', '.join(map(str, config.boundaries))}." if config.boundaries else "No boundaries."
+    )
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [thinpipe]
+---
+# {Path(checkpoint.path).parent.parent.name}
+
+Trained with thinpipe for {manifest.step:,} optimiser steps on {manifest.samples_seen:,} samples ({versions}).
+{shape}
+{cuts}
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER"{_trust_argument(config)})
+tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER"{_trust_argument(config)})
+```
+
+Settings of the run:
+
+```toml
+{manifest.run}```
+"""

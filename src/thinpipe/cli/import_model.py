@@ -1,0 +1,58 @@
+"""`thinpipe import`: converts a Hugging Face folder to a checkpoint to train from, optionally to a subspace model,
+in which case the change in loss is measured and printed."""
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from thinpipe.checkpoint import CheckpointFolder, new_manifest, state_by_layer
+from thinpipe.config.commands import ImportConfig
+from thinpipe.core.errors import UserError
+from thinpipe.data import Tokenizer, Tokens, has_tokens, sequential_batches
+from thinpipe.models import Model, SubspaceConfig, build, materialise
+from thinpipe.models.hf import weights
+from thinpipe.models.to_subspace import to_subspace
+from thinpipe.train.engine import mean_loss
+
+MEASURED_BATCHES = 50
+
+
+def run(config: ImportConfig) -> int:
+    if (config.output / "checkpoints").exists():
+        raise UserError(f"{config.output} already holds checkpoints: name another folder")
+    dense_config = weights.load_config(config.source)
+    model = materialise(build(dense_config), seed=0, draw=False)
+    weights.load_weights(model, config.source)
+    if config.subspace_width is not None and config.data is not None:
+        # "given" preserves the embedding exactly: the frozen table is the embedding minus its part in the subspace.
+        subspace = SubspaceConfig(width=config.subspace_width, fixed="given", free_last=config.free_last)
+        model = _convert_to_subspace(model, subspace, config.boundaries, config.data)
+    elif config.boundaries:
+        cut = materialise(build(replace(dense_config, boundaries=config.boundaries, tied=False)), seed=0, draw=False)
+        weights.load_weights(cut, config.source)
+        model = cut
+    layers = state_by_layer(dict(model.named_parameters()), model.space)
+    checkpoint = CheckpointFolder(config.output / "checkpoints").save(new_manifest(model), layers)
+    if (config.source / "tokenizer.json").is_file():
+        Tokenizer.load(config.source).save(config.output / "tokenizer")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{config.output}: {checkpoint.manifest.family}, {parameters:,} trainable parameters")
+    print(f"  thinpipe train RUN.toml --model.initial {config.output}")
+    return 0
+
+
+def _convert_to_subspace(dense: Model, subspace: SubspaceConfig, boundaries: tuple[int, ...], data: Path) -> Model:
+    subspace_model, report = to_subspace(dense, subspace, boundaries)
+    folder = data / "validation"
+    tokens = Tokens(folder if has_tokens(folder) else data / "train")
+    losses = [_loss(model, tokens) for model in (dense, subspace_model)]
+    print(
+        f"converted to {subspace.width} of {dense.config.dim} dimensions: the writers keep "
+        f"{report.retained:.1%} of their squared norm; loss {losses[0]:.4f} -> {losses[1]:.4f} nats before any training"
+    )
+    return subspace_model
+
+
+def _loss(model: Model, tokens: Tokens) -> float:
+    batches = sequential_batches(tokens, seq_len=min(256, model.config.max_seq_len), batch_size=4)
+    return mean_loss(model.eval(), (ids for ids, _ in islice(batches, MEASURED_BATCHES)), "cpu")[0]

@@ -1,0 +1,1 @@
+"""Settings: one dataclass per section, TOML reading and writing, model and run presets. Imports no torch."""

@@ -1,0 +1,133 @@
+"""Settings of a model's boundaries: number format and compression of states and gradients. Imports no torch."""
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+from thinpipe.core.errors import UserError
+
+FormatName = Literal["fp32", "bf16", "int8", "int4"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionConfig:
+    """Compression of one direction of a boundary: states (forward) or gradients (backward)."""
+
+    kind: Literal["none", "topk", "quantise", "lowrank"] = "none"
+    """Compressor. topk: only the values of largest magnitude. quantise: integers of 2 to 8 bits between the minimum and
+    the maximum. lowrank: a truncated SVD. none: all values, in the number format boundary.forward or
+    boundary.backward."""
+    keep: float | None = None
+    """topk: fraction of the values to send, for example 0.1."""
+    per: Literal["sample", "token"] | None = None
+    """topk, quantise: group of values within which the largest are selected, or which shares a quantisation range.
+    None: sample."""
+    reuse_mask: bool = False
+    """topk, gradients only: send the gradient at the positions that top-k selected in the state, so that no positions
+    are sent back."""
+    format: FormatName | None = None
+    """topk, lowrank: number format of the values sent. None: bf16."""
+    bits: int | None = None
+    """quantise: bits per value, 2 to 8."""
+    tile: int | None = None
+    """quantise: number of values that share a quantisation range, in place of `per`."""
+    rotate: bool = False
+    """quantise: apply a seeded Hadamard rotation to each token first, to spread outliers over all channels."""
+    rank: int | None = None
+    """lowrank: rank of the approximation."""
+    feedback: Literal["none", "ef", "ef21", "aqsgd"] = "none"
+    """Codec state that corrects for earlier compression errors. ef: error feedback, the sender adds the accumulated
+    compression error to the next message. ef21: send the compressed change since the previous message. aqsgd (states
+    only): send the compressed change since the same sample's previous visit."""
+
+
+COMPRESSION_SETTINGS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "topk": ("keep", "per", "reuse_mask", "format"),
+    "quantise": ("bits", "per", "tile", "rotate"),
+    "lowrank": ("rank", "format"),
+}
+"""Settings that apply to each kind of compression; the first is required. A new kind adds an entry here, in
+`boundary.registry.COMPRESSORS` and in `boundary.sizes.MESSAGE_LAYOUTS`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundaryConfig:
+    """Encoding of boundary messages: states from a segment to the next one, gradients back."""
+
+    method: Literal["none", "subspace"] | None = None
+    """Kind of state: subspace coordinates, or the dense vector (none). None: chosen to match the model."""
+    forward: FormatName = "fp32"
+    """Number format of states. fp32 is lossless for float32 and bfloat16 models; float64 states are rounded."""
+    backward: FormatName = "fp32"
+    """Number format of gradients. int8 and int4 use stochastic rounding, which is unbiased."""
+    states: CompressionConfig = field(default_factory=CompressionConfig)
+    gradients: CompressionConfig = field(default_factory=CompressionConfig)
+    at_inference: bool = True
+    """Whether validation compresses states as training does. False: validation sends states in fp32."""
+    store: Path | None = None
+    """aqsgd: folder for temporary files that hold one state per training sample, deleted when the process exits. None:
+    keep the states in memory."""
+
+    def __post_init__(self) -> None:
+        for name, number_format in (("states", "forward"), ("gradients", "backward")):
+            _refuse_without_effect(getattr(self, name), f"boundary.{name}")
+            if getattr(self, name).kind != "none" and getattr(self, number_format) != "fp32":
+                raise UserError(
+                    f'boundary.{number_format} is for boundary.{name}.kind = "none": leave it out (what topk and '
+                    f"lowrank send is in boundary.{name}.format)"
+                )
+        if self.states.reuse_mask:
+            raise UserError("boundary.states.reuse_mask: the mask is that of the states: set it in boundary.gradients")
+        if self.gradients.reuse_mask and self.states.kind != "topk":
+            raise UserError(
+                'boundary.gradients.reuse_mask needs a mask: set boundary.states.kind = "topk", or leave it out'
+            )
+        if self.gradients.feedback == "aqsgd":
+            raise UserError('boundary.gradients.feedback = "aqsgd" is for states: write "ef" or "ef21"')
+        if self.store is not None and self.states.feedback != "aqsgd":
+            raise UserError('boundary.store is for boundary.states.feedback = "aqsgd": leave it out')
+        if not self.at_inference and self.states.kind == "none" and self.forward == "fp32":
+            raise UserError("boundary.at_inference = false: states cross whole as it is: leave it out")
+
+    def resolve_method(self, *, in_subspace: bool) -> Literal["none", "subspace"]:
+        """The method in effect. `in_subspace`: whether the model's state is subspace coordinates.
+
+        Raises UserError if `method` is set and does not match the model.
+        """
+        name = self.method or ("subspace" if in_subspace else "none")
+        if (name == "subspace") != in_subspace:
+            wanted = "a subspace model (set model.subspace.width)" if name == "subspace" else "a dense model"
+            raise UserError(f"boundary.method {name!r} is for {wanted}: leave boundary.method out to get the right one")
+        return name
+
+
+def _refuse_without_effect(compression: CompressionConfig, where: str) -> None:
+    known = COMPRESSION_SETTINGS[compression.kind]
+    for setting in fields(compression):
+        if setting.name in ("kind", "feedback", *known) or getattr(compression, setting.name) == setting.default:
+            continue
+        kinds = " or ".join(f'"{kind}"' for kind, names in COMPRESSION_SETTINGS.items() if setting.name in names)
+        raise UserError(f'{where}.{setting.name} is for kind = {kinds}, not "{compression.kind}": leave it out')
+    if compression.kind == "none":
+        if compression.feedback != "none":
+            raise UserError(f"{where}.feedback is of what compression leaves out: set {where}.kind, or leave it out")
+        return
+    if compression.reuse_mask and (compression.keep is not None or compression.per is not None):
+        raise UserError(f"{where}.reuse_mask takes keep and per of the states: leave them out")
+    if known and getattr(compression, known[0]) is None and not compression.reuse_mask:
+        raise UserError(f'{where}.kind = "{compression.kind}" needs {where}.{known[0]}')
+    _refuse_out_of_range(compression, where)
+
+
+def _refuse_out_of_range(compression: CompressionConfig, where: str) -> None:
+    if compression.keep is not None and not 0 < compression.keep < 1:
+        raise UserError(f"{where}.keep must lie between 0 and 1, not {compression.keep}: 0.1 keeps a tenth")
+    if compression.bits is not None and not 2 <= compression.bits <= 8:
+        raise UserError(f"{where}.bits must be 2 to 8, not {compression.bits}")
+    if compression.tile is not None and compression.tile < 2:
+        raise UserError(f"{where}.tile must be at least 2, not {compression.tile}")
+    if compression.tile is not None and compression.per is not None:
+        raise UserError(f"{where}.tile and {where}.per both say what shares a range: leave one out")
+    if compression.rank is not None and compression.rank < 1:
+        raise UserError(f"{where}.rank must be at least 1, not {compression.rank}")

@@ -1,0 +1,148 @@
+"""Settings of the commands eval, generate, export, import, report and watch. Imports no torch: `--help` is quick."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from thinpipe.core.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluate a trained model: perplexity and bits per byte on the validation text."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of a run, or of a checkpoint."""
+    data: Path | None = None
+    """Folder of tokens, as written by `thinpipe tokenize`. Default: the run's training data folder."""
+    seq_len: int | None = None
+    """Tokens per sequence. Default: the run's training.seq_len."""
+    batch_size: int = 8
+    """Sequences per batch."""
+    max_batches: int = 0
+    """Maximum number of batches, evenly spaced over the validation text. 0: the whole validation text."""
+    device: str = "auto"
+    """Device to compute on: auto, cpu, cuda or cuda:N."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UserError(f"--batch-size must be at least 1, not {self.batch_size}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig:
+    """Continue a text with a trained model, token by token."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of a run, or of a checkpoint."""
+    prompt: str = "The "
+    """Text to continue."""
+    max_new_tokens: int = 100
+    """Maximum number of tokens to generate. Generation also stops at the end-of-text token."""
+    temperature: float = 0.8
+    """Sampling temperature; 0: greedy decoding."""
+    top_p: float = 0.95
+    """Nucleus sampling: sample from the smallest set of most likely tokens with at least this total probability."""
+    seed: int = 0
+    """Random seed of sampling."""
+    device: str = "auto"
+    """Device to compute on: auto, cpu, cuda or cuda:N."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise UserError("--prompt must not be empty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """Export a trained model as a Hugging Face folder that `transformers` loads.
+
+    A subspace model becomes a plain dense model. A model with a boundary projection comes with its modeling code.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of a run, or of a checkpoint."""
+    output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
+    """Folder to create."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig:
+    """Convert a Hugging Face folder (Llama or GPT-2) to a checkpoint that `thinpipe train` can start from."""
+
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    """Hugging Face folder with safetensors weights."""
+    output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
+    """Folder to create; pass it to `thinpipe train` as --model.initial."""
+    boundaries: tuple[int, ...] = ()
+    """Block indices at which the model is cut into segments."""
+    subspace_width: int | None = None
+    """Convert to a subspace model of this width. The conversion is lossy; its cost in loss is measured and printed."""
+    free_last: bool = True
+    """Leave the blocks after the last boundary dense (with --subspace-width)."""
+    data: Path | None = None
+    """Folder written by `thinpipe tokenize` with the model's tokenizer, on which the cost of a conversion to a subspace
+    is measured."""
+
+    def __post_init__(self) -> None:
+        if self.subspace_width is None and (self.data is not None or not self.free_last):
+            raise UserError(
+                "--data and --no-free-last are for a conversion to a subspace: give --subspace-width, or leave them out"
+            )
+        if self.subspace_width is not None and self.free_last and not self.boundaries:
+            raise UserError(
+                "--free-last leaves the blocks after the last cut free: give --boundaries, or --no-free-last"
+            )
+        if self.subspace_width is not None and self.data is None:
+            raise UserError(
+                "converting to a subspace changes the model: give --data, a folder made by "
+                "`thinpipe tokenize --tokenizer SOURCE`, so that its cost can be measured and printed"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """Write a report of a run from its event log: a single HTML file, and Markdown. The run may still be going on."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    against: tuple[Path, ...] = ()
+    """Folders of other runs to compare with: loss over time, speed, differences in loss."""
+    sample: str | None = None
+    """Prompt for a text sample from the newest checkpoint. Default: no sample."""
+    output: Path | None = None
+    """Folder to write the report to. Default: report in the run's folder."""
+
+    def __post_init__(self) -> None:
+        if self.sample == "":
+            raise UserError("--sample must not be empty: give the beginning of a text")
+
+
+PORT = 8080
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchConfig:
+    """Monitor a running or finished run, in the terminal or in a web dashboard."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The dump_folder of the run; for a run with a hub, the hub's dump_folder."""
+    once: bool = False
+    """Print the current state once and exit, for pipes and scripts."""
+    dashboard: bool = False
+    """Serve a web dashboard instead of the terminal view."""
+    host: str = LOOPBACK
+    """Address on which to serve the dashboard. There is no login: anyone who can reach the address can read it."""
+    port: int = PORT
+    """Port of the dashboard; 0: any free port."""
+
+    def __post_init__(self) -> None:
+        if self.once and self.dashboard:
+            raise UserError("--once prints and --dashboard serves a page: leave one of them out")
+        if not self.dashboard and (self.host, self.port) != (LOOPBACK, PORT):
+            raise UserError("--host and --port are where a page is served: give --dashboard, or leave them out")
+        if not 0 <= self.port < 65536:
+            raise UserError(f"--port must lie between 0 and 65535, not {self.port}")

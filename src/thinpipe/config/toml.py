@@ -1,0 +1,105 @@
+"""Reads TOML files into frozen settings dataclasses, and writes them. An unknown key raises a UserError that suggests
+the nearest known key.
+
+Command-line flags override the file's values (see `cli`). Environment variables never override an argument.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import tomli_w
+
+from thinpipe.core.errors import UserError
+
+Config = TypeVar("Config")
+
+
+def load_toml(path: Path, config_type: type[Config]) -> Config:
+    """The settings of a file; missing keys keep their defaults. Raises UserError."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder, and a TOML file is wanted here") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    return from_table(table, config_type, where=str(path))
+
+
+def from_table(table: dict[str, Any], config_type: type[Config], *, where: str) -> Config:
+    """The settings of a parsed table; `where` names its file in error messages. Raises UserError."""
+    _refuse_unknown_keys(table, config_type, where=where)
+    try:
+        return msgspec.convert(table, config_type, dec_hook=_decode)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where}: {_readable_error(str(error))}") from None
+
+
+def dump_toml(config: Any) -> str:
+    """TOML text that loads to the same settings. TOML has no null, so fields that are None are omitted: None must be
+    their default."""
+    return tomli_w.dumps(_without_none(msgspec.to_builtins(config, enc_hook=str)))
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Changed values between two tables, by dotted key: {"training.steps": "100 -> 200"}."""
+    found: dict[str, str] = {}
+    for key in dict.fromkeys((*old, *new)):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found |= differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            found[f"{prefix}{key}"] = f"{before} -> {after}"
+    return found
+
+
+def _refuse_unknown_keys(table: dict[str, Any], config_type: Any, *, where: str, prefix: str = "") -> None:
+    sections = {field.name: field.type for field in dataclasses.fields(config_type)}
+    hints = typing.get_type_hints(config_type)
+    for key, value in table.items():
+        if key not in sections:
+            nearest = difflib.get_close_matches(key, sections, n=1, cutoff=0.5)
+            advice = f"did you mean {prefix}{nearest[0]}?" if nearest else f"there are: {', '.join(sections)}"
+            raise UserError(f"{where}: unknown key {prefix}{key}: {advice}")
+        section = _section_type(hints[key])
+        if section is not None and isinstance(value, dict):
+            _refuse_unknown_keys(value, section, where=where, prefix=f"{prefix}{key}.")
+        elif section is not None and isinstance(value, list):
+            for index, item in enumerate(value):
+                if isinstance(item, dict):
+                    _refuse_unknown_keys(item, section, where=where, prefix=f"{prefix}{key}[{index}].")
+
+
+def _section_type(hint: Any) -> Any:
+    """The dataclass behind `Section`, `Section | None` or `tuple[Section, ...]`."""
+    is_several = isinstance(hint, types.UnionType) or typing.get_origin(hint) is tuple
+    options = typing.get_args(hint) if is_several else (hint,)
+    return next((option for option in options if dataclasses.is_dataclass(option)), None)
+
+
+def _decode(wanted: type[Any], value: Any) -> Any:
+    if wanted is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(wanted)
+
+
+def _readable_error(message: str) -> str:
+    """msgspec's "Expected `int`, got `str` - at `$.training.steps`" as "training.steps: expected int, got str"."""
+    what, separator, place = message.partition(" - at `$.")
+    what = what.replace("`", "")
+    return f"{place.rstrip('`')}: {what[:1].lower()}{what[1:]}" if separator else what
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value

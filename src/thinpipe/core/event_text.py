@@ -1,0 +1,95 @@
+"""Formats events of a run as lines of text, for the console, the dashboard and reports."""
+
+from collections.abc import Sequence
+
+from thinpipe.core.events import (
+    AnyEvent,
+    BasisChanged,
+    GenerationStarted,
+    PeerJoined,
+    PeerLeft,
+    Retried,
+    Saved,
+    SaveFailed,
+    Skipped,
+    Started,
+    Step,
+    Stopped,
+    Validated,
+)
+
+_STOP_ADVICE = {
+    "not_finite": " (three steps in a row). The last checkpoint is good, but repeats itself exactly: "
+    "lower optimizer.lr or training.max_norm and run the same command",
+    "not_saved": ". The last checkpoint is older than the run: free disk space and run the same command",
+}
+
+
+def format_event_line(event: AnyEvent) -> str:
+    """One line of text, prefixed with the step."""
+    return format_event(event) if isinstance(event, Started) else f"step: {event.step:>6}  {format_event(event)}"
+
+
+def format_event(event: AnyEvent) -> str:
+    """One line of text, without the step."""
+    match event:
+        case Started():
+            origin = f"resumed from {event.resumed_from}" if event.resumed_from else "new run"
+            changes = f"; changed: {', '.join(event.changed)}" if event.changed else ""
+            return f"{origin}, {event.parameters:,} trainable parameters{changes}"
+        case Step():
+            return (
+                f"loss: {event.loss:7.4f}  grad_norm: {event.grad_norm:7.4f}  "
+                f"lr: {event.lr:.2e}  tps: {event.tokens_per_second:,.0f}{_links(event)}"
+            )
+        case Retried():
+            return f"retried: {event.culprit} {event.reason}, from {event.sender}"
+        case Skipped():
+            sender = f", from {event.sender}" if event.sender else ""
+            return f"skipped: {event.culprit} {event.reason}{sender}; no weight changed"
+        case Validated():
+            if event.loss is None:
+                return "validation loss is not finite"
+            bits = f"  bits per byte: {event.bits_per_byte:.4f}" if event.bits_per_byte is not None else ""
+            return f"validation loss: {event.loss:7.4f}{bits}"
+        case BasisChanged():
+            return (
+                f"basis {event.version}: captured energy {event.captured_energy:.3f}, "
+                f"largest angle {event.largest_angle:.3f}, "
+                f"loss {_number(event.loss_before)} -> {_number(event.loss_after)}"
+            )
+        case Saved():
+            return f"saved {event.path} ({event.nbytes / 1e6:.1f} MB, {event.seconds:.1f} s)"
+        case SaveFailed():
+            return f"could not save: {event.reason}; older checkpoints stay"
+        case Stopped():
+            return f"stopped: {event.reason}{_STOP_ADVICE.get(event.reason, '')}"
+        case GenerationStarted():
+            places = ", ".join(f"{peer.name} ({_span(peer.segments)})" for peer in event.peers)
+            return f"generation {event.generation} starts: {places}"
+        case PeerJoined():
+            return f"{event.peer} joined"
+        case PeerLeft():
+            return event.reason
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _span(segments: Sequence[int]) -> str:
+    first, last = segments[0], segments[-1]
+    return f"segment {first}" if first == last else f"segments {first} to {last}"
+
+
+def _links(event: Step) -> str:
+    """Pipeline statistics of a step: bubble, slowest process, bytes sent and the busiest link."""
+    if event.bubble is None or not event.links:
+        return ""
+    busiest = max(event.links, key=lambda link: link.mbps)
+    total = sum(link.nbytes for link in event.links)
+    return (
+        f"  bubble: {event.bubble:.0%} (slowest: process {event.slowest})  "
+        f"sent: {total / 1e6:.2f} MB  busiest link: {busiest.mbps:.1f} Mbps over boundary {busiest.boundary} "
+        f"{'forward' if busiest.forward else 'back'}, waited {busiest.waited_s:.2f} s"
+    )

@@ -1,0 +1,143 @@
+"""Batches of samples from a token sequence, as a pure function of a cursor: resuming is exact by construction.
+
+Sample i is the window of seq_len + 1 ids that starts at i * seq_len, so the last label of a sample is the first input
+of the next one. Each epoch visits every sample once, in an order that depends on seed and epoch alone, not on the batch
+size. Shape suffixes: B samples, W = seq_len + 1 ids.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from thinpipe.core.errors import DataError
+from thinpipe.core.seeds import derive_seed
+from thinpipe.data.permutation import Permutation
+
+Ids = npt.NDArray[np.int64]
+
+
+class TokenSequence(Protocol):
+    """A sequence of token ids from which samples are cut, such as `shards.Tokens`."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> Ids: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cursor:
+    """Position of a run in its data: the number of samples seen, from which epoch and position in the epoch follow.
+    Saved in every checkpoint."""
+
+    samples_seen: int = 0
+
+    def __post_init__(self) -> None:
+        if self.samples_seen < 0:
+            raise ValueError(f"samples_seen cannot be {self.samples_seen}: a run starts at 0")
+
+
+class Batch(NamedTuple):
+    """`ids_BW[:, :-1]` are inputs and `ids_BW[:, 1:]` labels; `next_cursor` is the cursor of the next batch."""
+
+    ids_BW: Ids
+    sample_ids_B: Ids
+    next_cursor: Cursor
+
+
+class Windows:
+    """The samples of a token sequence, by sample id. An incomplete last window is dropped."""
+
+    def __init__(self, tokens: TokenSequence, seq_len: int) -> None:
+        if seq_len < 1:
+            raise ValueError(f"seq_len {seq_len} must be at least 1")
+        if len(tokens) <= seq_len:
+            raise DataError(
+                f"the data has {len(tokens):,} tokens, but one sample of seq_len {seq_len:,} needs {seq_len + 1:,}: "
+                "lower seq_len or prepare more text"
+            )
+        self.tokens, self.seq_len = tokens, seq_len
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.seq_len
+
+    def read(self, sample_ids_B: Ids) -> Ids:
+        ids_BW = np.empty((len(sample_ids_B), self.seq_len + 1), np.int64)
+        for row, sample in enumerate(sample_ids_B.tolist()):
+            if not 0 <= sample < len(self):
+                raise IndexError(f"sample {sample} does not lie in 0 ... {len(self) - 1}")
+            start = sample * self.seq_len
+            ids_BW[row] = self.tokens.read(start, start + self.seq_len + 1)
+        return ids_BW
+
+
+class Batches:
+    """Endless shuffled training batches."""
+
+    def __init__(self, tokens: TokenSequence, *, seq_len: int, batch_size: int, seed: int) -> None:
+        _check_batch_size(batch_size)
+        self.windows = Windows(tokens, seq_len)
+        self.batch_size, self.seed = batch_size, seed
+
+    def sample_ids(self, samples_seen: int, count: int) -> Ids:
+        """Ids of the `count` samples after the first `samples_seen` of the run. May span several epochs."""
+        epochs, positions = np.divmod(samples_seen + np.arange(count, dtype=np.int64), len(self.windows))
+        ids = np.empty(count, np.int64)
+        for epoch in np.unique(epochs).tolist():
+            order = Permutation(len(self.windows), key=derive_seed(self.seed, "epoch", epoch))
+            ids[epochs == epoch] = order(positions[epochs == epoch])
+        return ids
+
+    def batch_at(self, cursor: Cursor) -> Batch:
+        sample_ids_B = self.sample_ids(cursor.samples_seen, self.batch_size)
+        next_cursor = Cursor(samples_seen=cursor.samples_seen + self.batch_size)
+        return Batch(self.windows.read(sample_ids_B), sample_ids_B, next_cursor)
+
+    def epoch(self, cursor: Cursor) -> int:
+        """The epoch of the next sample, from 0."""
+        return cursor.samples_seen // len(self.windows)
+
+
+class EvenlySpacedBatches(Sequence[Ids]):
+    """Validation batches evenly spaced over the text: at most `count`, all full.
+
+    Evenly spaced because the text may consist of many documents, of which the first batches would cover only one.
+    """
+
+    def __init__(self, tokens: TokenSequence, *, seq_len: int, batch_size: int, count: int) -> None:
+        _check_batch_size(batch_size)
+        self.windows, self.batch_size = Windows(tokens, seq_len), batch_size
+        self._available = len(self.windows) // batch_size
+        self._count = min(count, self._available)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Ids: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Sequence[Ids]": ...
+    def __getitem__(self, index: int | slice) -> "Ids | Sequence[Ids]":
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < self._count:
+            raise IndexError(f"batch {index} does not lie in 0 ... {self._count - 1}")
+        start = index * self._available // self._count * self.batch_size
+        return self.windows.read(np.arange(start, start + self.batch_size))
+
+
+def sequential_batches(tokens: TokenSequence, *, seq_len: int, batch_size: int) -> Iterator[tuple[Ids, Ids]]:
+    """Validation batches (ids_BW, sample_ids_B) of the whole text: every sample once, in order. The last batch may be
+    short."""
+    _check_batch_size(batch_size)
+    windows = Windows(tokens, seq_len)
+    for start in range(0, len(windows), batch_size):
+        sample_ids_B = np.arange(start, min(start + batch_size, len(windows)), dtype=np.int64)
+        yield windows.read(sample_ids_B), sample_ids_B
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise ValueError(f"batch_size {batch_size} must be at least 1")

@@ -1,0 +1,105 @@
+"""Checks of this machine: Python, torch and its devices, extras, threads, nats-server. Works if torch is broken."""
+
+import os
+import platform
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+from thinpipe.core.errors import UserError
+from thinpipe.core.extras import install_hint
+from thinpipe.core.numerics import SUPPORTED_TORCH
+from thinpipe.core.units import format_bytes
+from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
+from thinpipe.swarm.broker.server import find_server
+
+_EXTRAS = {
+    "report": ("matplotlib",),
+    "swarm": ("nats", "nkeys", "cryptography"),
+    "hf": ("transformers", "datasets"),
+    "parquet": ("pyarrow",),
+    "dashboard": ("starlette", "uvicorn"),
+    "prometheus": ("prometheus_client",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+}
+"""Modules that each extra installs; see pyproject.toml."""
+
+
+def machine_findings(*, swarm: bool, host: bool, device: str) -> list[Finding]:
+    """Findings for this machine. `swarm`: it is to connect to a hub; `host`: it is to run one; `device`: the wanted
+    device."""
+    return [_python(), _torch(), _devices(device), _threads(), _extras(needed=swarm or host), *_server(host)]
+
+
+def missing_extras(names: Iterable[str]) -> list[str]:
+    """Extras of which a module is not installed."""
+    return [name for name in names if not all(map(find_spec, _EXTRAS[name]))]
+
+
+def _python() -> Finding:
+    """Always ok: thinpipe does not install on an older Python."""
+    return ok("python", f"{platform.python_version()} on {platform.system()}")
+
+
+def _torch() -> Finding:
+    try:
+        import torch
+    except Exception as error:  # a broken installation can raise anything
+        return problem("torch", f"cannot be imported: {error}", f'Install it: pip install "torch=={SUPPORTED_TORCH}*".')
+    found = str(torch.__version__)
+    if not found.startswith(SUPPORTED_TORCH):
+        return problem(
+            "torch", f"{found}, and thinpipe knows {SUPPORTED_TORCH}x", f'Run pip install "torch=={SUPPORTED_TORCH}*".'
+        )
+    return ok("torch", found)
+
+
+def _devices(wanted: str) -> Finding:
+    try:
+        import torch
+    except Exception:
+        return not_checked("devices", "torch is not there to ask")
+    found = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        found.append(f"cuda:{index} {name}, {format_bytes(free)} of {format_bytes(total)} free")
+    if torch.backends.mps.is_available():
+        found.append("mps (thinpipe uses the processor there)")
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        return problem(
+            "devices",
+            "torch sees no CUDA device",
+            "Install the CUDA build of torch and its driver (pytorch.org/get-started), or leave --device out.",
+        )
+    return ok("devices", "; ".join(found) or "no GPU: the processor computes")
+
+
+def _threads() -> Finding:
+    try:
+        import torch
+    except Exception:
+        return not_checked("threads", "torch is not there to ask")
+    cores, threads = os.cpu_count() or 1, torch.get_num_threads()
+    text = f"{threads} of {cores} cores"
+    if threads > cores:
+        return warning("threads", text, f"Set OMP_NUM_THREADS to {cores} or less.")
+    return ok("threads", text)
+
+
+def _extras(*, needed: bool) -> Finding:
+    missing = missing_extras(_EXTRAS)
+    there = [name for name in _EXTRAS if name not in missing]
+    text = f"installed: {', '.join(there) or 'none'}; not: {', '.join(missing) or 'none'}"
+    if needed and "swarm" in missing:
+        return problem("extras", text, f"A hub needs the extra swarm: {install_hint('swarm')}.")
+    return ok("extras", text, f"If you want them: {install_hint(','.join(missing))}." if missing else "")
+
+
+def _server(host: bool) -> list[Finding]:
+    if not host:
+        return []
+    try:
+        return [ok("nats-server", str(find_server()))]
+    except UserError as error:
+        return [problem("nats-server", "not found", f"{str(error)[0].upper()}{str(error)[1:]}.")]

@@ -1,0 +1,171 @@
+"""Checks of a run on this machine: tokens, disk space for checkpoints, memory, metric extras, the port of its hub."""
+
+import os
+import shutil
+import socket
+import tempfile
+import tomllib
+from pathlib import Path
+
+import torch
+
+from thinpipe.checkpoint import CheckpointFolder, find_checkpoint, model_config_of
+from thinpipe.config.hub import HubConfig
+from thinpipe.config.run import RunConfig
+from thinpipe.config.toml import from_table
+from thinpipe.core.errors import UserError
+from thinpipe.core.extras import install_hint
+from thinpipe.core.units import format_bytes
+from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
+from thinpipe.doctor.machine import missing_extras
+from thinpipe.models import ModelConfig
+from thinpipe.swarm.peer.machine_probe import usable_nbytes
+from thinpipe.train.costs import segment_needs, segment_state_nbytes, shared_nbytes
+from thinpipe.train.data_loading import DatasetInfo, LocalTokens
+from thinpipe.train.engine import choose_device
+
+_SHOWN_BY_EXTRAS = ("dashboard", "prometheus", "tensorboard", "wandb")
+"""Settings of `metrics` that need the extra of the same name."""
+
+
+def run_findings(config: RunConfig) -> list[Finding]:
+    return [*_size_findings(config), *_metrics(config)]
+
+
+def _size_findings(config: RunConfig) -> list[Finding]:
+    data, dataset_info = _data(config)
+    try:
+        model = _model(config, dataset_info)
+    except UserError as error:
+        return [data, problem("model", str(error), "Change the run's settings as it says.")]
+    if model is None:
+        why = "how large the model is, only its tokens say"
+        return [data, _disk(config, None), not_checked("memory", why)]
+    return [data, _disk(config, model), _memory(config, model)]
+
+
+def _metrics(config: RunConfig) -> list[Finding]:
+    """Finding for the dashboard and the exporters that the run enables; none if it enables none."""
+    values = {name: getattr(config.metrics, name) for name in _SHOWN_BY_EXTRAS}
+    asked = [name for name, value in values.items() if value is not None and value is not False]  # port 0 is enabled
+    missing = missing_extras(asked)
+    if not missing:
+        return [ok("metrics", ", ".join(asked))] if asked else []
+    settings = " and ".join(f"metrics.{name}" for name in missing)
+    fix = f"Leave {settings} out, or run {install_hint(','.join(missing))}."
+    return [problem("metrics", f"{settings} is set, and what it needs is not installed", fix)]
+
+
+def _data(config: RunConfig) -> tuple[Finding, DatasetInfo | None]:
+    path = config.data.path
+    try:
+        dataset_info = LocalTokens(config).dataset_info
+    except (UserError, OSError) as error:
+        fix = f"Make it with `thinpipe tokenize --output {path}`, or set data.path."
+        return problem("data", str(error), fix), None
+    newest = CheckpointFolder(config.job.dump_folder / "checkpoints").newest_complete(layers=())[0]
+    if newest is not None and newest.manifest.data_sha256 not in ("", dataset_info.sha256):
+        return problem(
+            "data",
+            f"{path} has other tokens than {newest.path} was trained on",
+            "Set data.path to those tokens, or job.dump_folder to a new folder.",
+        ), dataset_info
+    validated = "with validation text" if dataset_info.validation_batches else "without validation text"
+    return ok("data", f"{path}: a vocabulary of {dataset_info.vocab_size:,}, {validated}"), dataset_info
+
+
+def _model(config: RunConfig, dataset_info: DatasetInfo | None) -> ModelConfig | None:
+    if config.model.initial is not None:
+        return model_config_of(find_checkpoint(config.model.initial, layers=()))
+    return None if dataset_info is None else config.model.resolve(dataset_info.vocab_size)
+
+
+def _disk(config: RunConfig, model: ModelConfig | None) -> Finding:
+    folder = config.job.dump_folder
+    place = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return problem(
+            "disk", f"{place} cannot be written: {error.strerror}", "Set job.dump_folder to one that you may write to."
+        )
+    free = shutil.disk_usage(place).free
+    if model is None:
+        return not_checked("disk", f"{format_bytes(free)} free in {place}; what checkpoints need is not known")
+    one = sum(segment_state_nbytes(model, config)) + shared_nbytes(model, config)
+    wanted = max(one, checkpoints_nbytes(config, one) - _held(folder / "checkpoints"))
+    text = f"{format_bytes(free)} free in {place}; checkpoints of {format_bytes(one)} need {format_bytes(wanted)} more"
+    if free < wanted:
+        return problem("disk", text, "Make room, set job.dump_folder elsewhere, or lower checkpoint.keep_latest_k.")
+    return ok("disk", text)
+
+
+def checkpoints_nbytes(config: RunConfig, one: int) -> int:
+    """Peak bytes of all checkpoints kept: a new one is complete before the oldest is deleted. `one`: bytes of one."""
+    n_kept = config.checkpoint.keep_latest_k
+    return one * (n_kept + 1 if n_kept else -(-config.training.steps // config.checkpoint.steps))
+
+
+def _held(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _memory(config: RunConfig, model: ModelConfig) -> Finding:
+    """Compares the memory of this machine with that of the whole run, as `thinpipe train` runs all of it here."""
+    try:
+        device = choose_device(config.training.device)
+    except UserError as error:
+        return problem("memory", str(error), "Set training.device to one of these.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        return problem("memory", f"torch sees no {device}", "Set training.device to a device that is there.")
+    usable = usable_nbytes(device)
+    degree = config.parallelism.pipeline_parallel_degree
+    needs = [need.memory_nbytes for need in segment_needs(model, config, processes=degree)]
+    shared = shared_nbytes(model, config)
+    whole, largest = sum(needs) + degree * shared, max(needs) + shared
+    text = f"{format_bytes(usable)} may be used; the run needs {format_bytes(whole)} on one machine"
+    if len(needs) > 1:
+        text += f", its largest segment {format_bytes(largest)}"
+    if largest > usable:
+        fix = "Add boundaries, lower the micro-batch size or seq_len, or set execution.checkpoint_activations = true."
+        return problem("memory", text, fix)
+    if whole > usable:
+        return warning("memory", text, "Spread it over several machines: `thinpipe hub` or torchrun.")
+    return ok("memory", text)
+
+
+def assigned_memory_finding(folder: Path, segments: int, device: str) -> Finding:
+    """Compares the memory of this machine with what its segments need. Only the number of segments is known, so the
+    most demanding run of that many consecutive segments counts."""
+    newest = CheckpointFolder(folder / "checkpoints").newest_complete(layers=())[0]
+    if newest is None or not segments:
+        return not_checked("memory", "the hub has given this machine nothing to compute yet")
+    config = from_table(tomllib.loads(newest.manifest.run), RunConfig, where=str(newest.path))
+    model = model_config_of(newest)
+    needs = [need.memory_nbytes for need in segment_needs(model, config)]
+    spans = [sum(needs[start : start + segments]) for start in range(len(needs) - segments + 1)]
+    wanted, usable = max(spans, default=sum(needs)) + shared_nbytes(model, config), usable_nbytes(choose_device(device))
+    text = f"{format_bytes(usable)} may be used; {segments} segment(s) need {format_bytes(wanted)}"
+    if wanted > usable:
+        return problem("memory", text, "Close other programs, or join with --memory so that the hub gives it less.")
+    return ok("memory", text)
+
+
+def port_finding(config: HubConfig) -> Finding:
+    """Whether a hub could listen on its port. Reachability must be tested from outside: `thinpipe doctor --hub`."""
+    hub_settings = config.hub
+    family = socket.AF_INET6 if ":" in hub_settings.host else socket.AF_INET
+    where = f"{hub_settings.host}:{hub_settings.port}" if hub_settings.port else f"{hub_settings.host}, any port"
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((hub_settings.host, hub_settings.port))
+    except OSError as error:
+        return problem(
+            "port", f"{where}: {error.strerror}", "Stop what listens there, or choose another port with --hub.port."
+        )
+    text = f"{where} is free; behind a router, forward it, and let a friend try `thinpipe doctor --hub ADDRESS:PORT`"
+    return ok("port", text)

@@ -1,0 +1,112 @@
+"""KV cache for decoding: keys and values of the tokens so far, so that a new token costs one token's work.
+
+A cache belongs to one text, or to a batch of texts of equal length, and is passed to `forward` by the caller: models
+keep no state. Segments in different processes have a cache each. Not used in training; gradients do not flow through.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MAX_FLOAT32_ATTENTION_TOKENS = 512
+"""Maximum text length in tokens for which bfloat16 attention on a CPU is computed in float32, which is faster there."""
+
+
+class LayerKVCache:
+    """KV cache of one block. Allocates `max_length` tokens on the first `extend`, which determines batch size, heads,
+    dtype and device."""
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length, self.length = max_length, 0
+        self._keys_BNTH: Tensor | None = None
+        self._values_BNTH: Tensor | None = None
+
+    def extend(self, key_BNTH: Tensor, value_BNTH: Tensor) -> tuple[Tensor, Tensor]:
+        """Appends keys and values of new tokens; returns the keys and values of all tokens so far.
+
+        Raises ValueError for tensors that require gradients, or of another batch size.
+        """
+        if key_BNTH.requires_grad or value_BNTH.requires_grad:
+            raise ValueError("gradients do not flow through a KV cache: decode inside torch.no_grad()")
+        if self._keys_BNTH is None or self._values_BNTH is None:
+            batch, heads, _, head_dim = key_BNTH.shape
+            self._keys_BNTH = key_BNTH.new_empty(batch, heads, self.max_length, head_dim)
+            self._values_BNTH = torch.empty_like(self._keys_BNTH)
+        if key_BNTH.shape[0] != self._keys_BNTH.shape[0]:
+            raise ValueError(
+                f"this KV cache is of {self._keys_BNTH.shape[0]} texts, not {key_BNTH.shape[0]}: "
+                "make another KVCache for another batch"
+            )
+        start, self.length = self.length, self.length + key_BNTH.shape[2]
+        self._keys_BNTH[:, :, start : self.length] = key_BNTH
+        self._values_BNTH[:, :, start : self.length] = value_BNTH
+        return self._keys_BNTH[:, :, : self.length], self._values_BNTH[:, :, : self.length]
+
+
+class KVCache:
+    """KV cache of a model, or of the blocks of one segment. `max_length`, in tokens, is at most max_seq_len."""
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+        self._layers: dict[int, LayerKVCache] = {}
+        self._last_ids: dict[int, Tensor] = {}
+
+    def previous_ids(self, segment: int, ids_BT: Tensor, lookback: int) -> Tensor | None:
+        """Up to `lookback` token ids that precede `ids_BT` in this segment; None at the beginning of a text. Records
+        `ids_BT` for the next call."""
+        previous_BP = self._last_ids.get(segment)
+        seen_BS = ids_BT if previous_BP is None else torch.cat((previous_BP, ids_BT), dim=1)
+        self._last_ids[segment] = seen_BS[:, max(0, seen_BS.shape[1] - lookback) :]
+        return previous_BP
+
+    def layer(self, block: int) -> LayerKVCache:
+        return self._layers.setdefault(block, LayerKVCache(self.max_length))
+
+    @property
+    def length(self) -> int:
+        """Number of tokens that every block has processed: the position of the next token."""
+        return min((layer.length for layer in self._layers.values()), default=0)
+
+
+def attend(
+    query_BNTH: Tensor, key_BNTH: Tensor, value_BNTH: Tensor, cache: LayerKVCache | None, dropout: float = 0.0
+) -> Tensor:
+    """Causal attention of new tokens to each other and to the tokens in `cache`, which is extended by the new ones."""
+    if cache is not None:
+        key_BNTH, value_BNTH = cache.extend(key_BNTH, value_BNTH)
+    new, seen = query_BNTH.shape[2], key_BNTH.shape[2]
+    # `is_causal` aligns the first query with the first key, which is right only with an empty cache. A single new token
+    # attends to everything and needs no mask.
+    mask_TT = None
+    if new not in (1, seen):
+        mask_TT = torch.ones(new, seen, dtype=torch.bool, device=query_BNTH.device).tril(seen - new)
+    with _fast_precision(query_BNTH, seen) as dtype:
+        mixed_BNTH = F.scaled_dot_product_attention(
+            query_BNTH.to(dtype),
+            key_BNTH.to(dtype),
+            value_BNTH.to(dtype),
+            attn_mask=mask_TT,
+            dropout_p=dropout,
+            is_causal=new == seen,
+            enable_gqa=key_BNTH.shape[1] != query_BNTH.shape[1],
+        )
+    return mixed_BNTH.to(query_BNTH.dtype)
+
+
+@contextmanager
+def _fast_precision(query_BNTH: Tensor, seen: int) -> Iterator[torch.dtype]:
+    """The dtype for attention: float32 in place of bfloat16 for short texts on a CPU, where torch 2.13 is slower in
+    bfloat16 (benchmarks/attention.py).
+
+    Also used for generation, where it converts the short cache for every token: otherwise generated tokens would differ
+    from the same text processed at once.
+    """
+    slow = query_BNTH.device.type == "cpu" and query_BNTH.dtype == torch.bfloat16
+    if not slow or seen > MAX_FLOAT32_ATTENTION_TOKENS:
+        yield query_BNTH.dtype
+        return
+    with torch.autocast("cpu", enabled=False):
+        yield torch.float32

@@ -1,0 +1,133 @@
+"""AdamW whose updates never leave span(U): one second moment per row of the full-width matrix.
+
+Adam divides every entry of the first moment by its own root-mean-square, which turns a row W_i in span(U) into one
+outside it. With a single second moment v_i per row, the mean over the row's D entries, the update only scales the
+row (arXiv 2506.01260, section on the optimiser). On the coordinates Z of W = Z Uᵀ the same trajectory needs
+
+    v_i = mean over D of the squared full-width gradient = ‖row i of the gradient of Z‖² / D,
+
+since U keeps norms. Dividing by K instead would make every update sqrt(D/K) smaller than in the paper.
+Orthonormal matrices are updated by `stiefel`, all other parameters by torch's own AdamW.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from thinpipe.optim.stiefel import step_orthonormal
+from thinpipe.subspace.parameter_tags import Coordinates, coordinates_of, is_orthonormal
+
+SecondMoment = Literal["row", "element"]
+
+
+def second_moment_shape(parameter: Tensor, second_moment: SecondMoment) -> torch.Size:
+    """Shape of a parameter's second moment: one number per row of the full-width matrix, or one per entry; a single
+    number for an orthonormal matrix."""
+    if is_orthonormal(parameter):
+        return torch.Size((1, 1))
+    coordinates = coordinates_of(parameter) if second_moment == "row" else None
+    if coordinates is None:
+        return parameter.shape
+    return torch.Size(1 if axis == coordinates.axis else size for axis, size in enumerate(parameter.shape))
+
+
+class RowwiseAdamW(torch.optim.Optimizer):
+    """AdamW with a row-wise second moment for coordinate parameters (see `subspace.parameter_tags`).
+
+    `second_moment="row"` is the paper's rule; "element" is plain AdamW on the coordinates.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 3e-4,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        second_moment: SecondMoment = "row",
+        fused: bool = True,
+    ) -> None:
+        if second_moment not in ("row", "element"):
+            raise ValueError(f'second_moment is "row" or "element", not {second_moment!r}')
+        if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"out of range: lr={lr} betas={betas} eps={eps} weight_decay={weight_decay}")
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "second_moment": second_moment,
+            "fused": fused,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            ordinary: list[Tensor] = []
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                coordinates = coordinates_of(parameter) if group["second_moment"] == "row" else None
+                if not self.state[parameter]:
+                    self._start_state(parameter, group)
+                if is_orthonormal(parameter):
+                    step_orthonormal(parameter, self.state[parameter], group)
+                elif coordinates:
+                    self._step_rows(parameter, coordinates, group)
+                else:
+                    ordinary.append(parameter)
+            self._step_elements(ordinary, group)
+        return loss
+
+    def _start_state(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        shape = second_moment_shape(parameter, group["second_moment"])
+        # torch's fused kernel needs the step count on the parameter's device; all other code reads it on the CPU.
+        beside = group["fused"] and shape == parameter.shape
+        self.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device if beside else "cpu"),
+            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            "exp_avg_sq": parameter.new_zeros(shape),
+        }
+
+    def _step_rows(self, parameter: Tensor, coordinates: Coordinates, group: dict[str, Any]) -> None:
+        state, gradient = self.state[parameter], parameter.grad
+        assert gradient is not None
+        beta1, beta2 = group["betas"]
+        state["step"] = state["step"].cpu() + 1  # load_state_dict may have moved it to the parameter's device
+        step = int(state["step"])
+        mean_square = gradient.square().sum(coordinates.axis, keepdim=True).div_(coordinates.full_width)
+        state["exp_avg"].lerp_(gradient, 1 - beta1)
+        state["exp_avg_sq"].lerp_(mean_square, 1 - beta2)
+        denominator = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.addcdiv_(state["exp_avg"], denominator, value=-group["lr"] / (1 - beta1**step))
+
+    def _step_elements(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        if not parameters:
+            return
+        states = [self.state[parameter] for parameter in parameters]
+        beta1, beta2 = group["betas"]
+        adamw(
+            parameters,
+            [parameter.grad for parameter in parameters if parameter.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=group["fused"],
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )

@@ -1,0 +1,105 @@
+"""Point-to-point messages between two stages over any process group, in micro-batch order.
+
+Receives are posted ahead and sends do not block, so the round-trip time is paid once and not per micro-batch: a gloo
+send waits until the matching receive is posted.
+"""
+
+import time
+from collections import deque
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinpipe.transport.labels import Label, is_labelled
+from thinpipe.transport.staging import host_buffer, to_host
+from thinpipe.transport.threads import Watcher
+
+PREPOSTED_NBYTES = 16 << 20
+"""Bytes of receives posted ahead per boundary and direction, but at least two messages. More than the bandwidth-delay
+product of a 1 Gbit/s link with 100 ms."""
+
+_FIRST_TAG = 16
+
+
+def p2p_tag(boundary: int, *, forward: bool) -> int:
+    """Message tag, unique per boundary and direction, so that different boundaries need no common order."""
+    return _FIRST_TAG + 2 * boundary + (0 if forward else 1)
+
+
+def attach_label(group: dist.ProcessGroup, tag: int, label: Label, microbatch: int) -> None:
+    """Sets the label of the next send or receive on `tag`, if the group transmits and checks labels."""
+    if is_labelled(group):
+        group.label(tag, replace(label, microbatch=microbatch))
+
+
+class P2PReceiver:
+    """Receives the messages of one boundary and direction from a neighbouring stage. Used by the training thread."""
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, *, name: str, device: torch.device) -> None:
+        """`device`: device to which the caller copies the messages (receive buffers are pinned for CUDA)."""
+        self.group, self.peer, self.tag, self.name, self.device = group, peer, tag, name, device
+        self.nbytes = self.preposted = 0
+        self.received_nbytes, self.waited_seconds = 0, 0.0
+        self._posted: deque[tuple[Tensor, dist.Work]] = deque()
+        self._unposted = self._received_count = 0
+        self._label = Label()
+
+    def expect(self, messages: int, nbytes: int, label: Label) -> None:
+        """Prepares for `messages` messages of `nbytes` each in this step; their size may differ in validation."""
+        assert not len(self._posted) + self._unposted, "messages of the last step were left"
+        self.nbytes, self.preposted = nbytes, max(2, PREPOSTED_NBYTES // nbytes)
+        self._unposted, self._received_count, self._label = messages, 0, label
+        self.received_nbytes, self.waited_seconds = 0, 0.0
+        self._post()
+
+    def _post(self) -> None:
+        while self._unposted and len(self._posted) < self.preposted:
+            buffer = host_buffer(self.nbytes, self.device)
+            attach_label(self.group, self.tag, self._label, self._received_count + len(self._posted))
+            self._posted.append((buffer, self.group.recv([buffer], self.peer, self.tag)))
+            self._unposted -= 1
+
+    def receive(self, microbatch: int) -> Tensor:
+        """Waits for the message of the next micro-batch. Raises ConnectionError if it cannot be received."""
+        assert microbatch == self._received_count, f"micro-batch {microbatch} of {self.name} taken out of order"
+        message, work = self._posted.popleft()
+        started = time.monotonic()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise ConnectionError(f"waited for micro-batch {microbatch} of {self.name}, and lost it: {error}") from None
+        self.waited_seconds += time.monotonic() - started
+        self.received_nbytes += message.numel()
+        self._received_count += 1
+        self._post()
+        return message
+
+
+class P2PSender:
+    """Sends the messages of one boundary and direction to a neighbouring stage.
+
+    A watcher thread holds each message until its send has completed. A failed send is raised as ConnectionError by the
+    next `send`.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, *, name: str) -> None:
+        self.group, self.peer, self.tag, self.name = group, peer, tag, name
+        self._watcher = Watcher(f"sends {name}")
+        self._problems: list[Exception] = []
+
+    def send(self, message: Tensor, label: Label, microbatch: int) -> None:
+        if self._problems:
+            raise ConnectionError(f"could not send {self.name}: {self._problems[0]}")
+        message = to_host(message)
+        attach_label(self.group, self.tag, label, microbatch)
+        work = self.group.send([message], self.peer, self.tag)
+        self._watcher.watch(work, partial(_on_sent, message, self._problems))
+
+
+def _on_sent(_message: Tensor, problems: list[Exception], error: Exception | None) -> None:
+    """Callback of the watcher thread; its `_message` argument keeps the tensor alive until the send has completed."""
+    if error is not None:
+        problems.append(error)

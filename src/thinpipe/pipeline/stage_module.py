@@ -1,0 +1,120 @@
+"""Module of a pipeline stage: consecutive segments in one process; with all segments, the twin (reference run).
+
+At boundaries inside the stage no message leaves the process, but states and gradients are still encoded and decoded.
+So the placement of segments does not change a bit of the result.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from thinpipe.boundary.contract import BoundaryMethod, MessageId
+from thinpipe.core.seeds import derive_seed
+from thinpipe.models import Segment
+from thinpipe.pipeline.sanity import MessageSanityCheck
+from thinpipe.subspace import Basis
+
+
+class StageModule(nn.Module):
+    """Maps the state of the previous segment (None for the first) to the state after this stage, or to the mean loss.
+
+    Ids, step and micro-batch are set with `begin`: torch's zero-bubble backward passes require that only tensors with a
+    gradient are arguments of `forward`. Ids have W = T + 1 tokens, so that the last segment has its targets.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        indices: range,
+        methods: Sequence[BoundaryMethod],
+        *,
+        seed: int,
+        sanity: MessageSanityCheck | None = None,
+    ) -> None:
+        """`segments` and `methods` are those of the whole model; `methods[b]` encodes the boundary after segment b.
+
+        `indices`: segments of this stage. `sanity` observes all decoded messages in training.
+        """
+        super().__init__()
+        self.segments = nn.ModuleList(segments[index] for index in indices)
+        self.indices, self.methods, self.seed, self.sanity = indices, methods, seed, sanity or MessageSanityCheck()
+        self.ids_BW = torch.empty(0, 0, dtype=torch.int64)
+        self.step = self.microbatch = 0
+        self.backward_follows = True
+
+    def begin(self, ids_BW: Tensor, *, step: int, microbatch: int, backward_follows: bool = True) -> None:
+        """Sets the context of the next `forward`; `backward_follows` is False in validation."""
+        self.ids_BW, self.step, self.microbatch = ids_BW, step, microbatch
+        self.backward_follows = backward_follows
+
+    def method(self, boundary: int, *, training: bool) -> BoundaryMethod:
+        """Boundary method for training, or its inference variant."""
+        return self.methods[boundary] if training else self.methods[boundary].at_inference
+
+    def message_id(self, boundary: int, *, step: int, microbatch: int, training: bool) -> MessageId:
+        return MessageId(seed=self.seed, step=step, microbatch=microbatch, boundary=boundary, training=training)
+
+    def forward(self, state: Tensor | None = None) -> Tensor:
+        step, microbatch, training = self.step, self.microbatch, self.backward_follows
+        for index, segment in zip(self.indices, self.segments, strict=True):
+            if index > self.indices.start:
+                method = self.method(index - 1, training=training)
+                message_id = self.message_id(index - 1, step=step, microbatch=microbatch, training=training)
+                state = _InProcessBoundary.apply(state, self.ids_BW, method, message_id, self.sanity)  # type: ignore[no-untyped-call]
+            _seed(derive_seed(self.seed, "dropout", step, microbatch, index), self.ids_BW.device)
+            state = segment(self.ids_BW[:, :-1], state if index else None)
+        assert state is not None
+        return token_losses(state, self.ids_BW).mean() if self.is_last else state
+
+    @property
+    def state_basis(self) -> Basis | None:
+        """Basis of the states at the boundaries, the same for all segments; None for states without a basis."""
+        segment = self.segments[0]
+        assert isinstance(segment, Segment)
+        return segment.space.state_basis
+
+    @property
+    def is_last(self) -> bool:
+        return self.segments[-1].last is not None
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Like torch.manual_seed, without its 370 microseconds per call to look for absent devices."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+
+
+class _InProcessBoundary(torch.autograd.Function):
+    """Boundary inside a process: encodes and decodes the state forward and the gradient backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        state: Tensor,
+        ids_BW: Tensor,
+        method: BoundaryMethod,
+        message_id: MessageId,
+        sanity: MessageSanityCheck,
+    ) -> Tensor:
+        ctx.method, ctx.message_id, ctx.sanity = method, message_id, sanity
+        arrived = method.decode_state(method.encode_state(state, ids_BW, message_id), ids_BW, message_id)
+        if message_id.training:
+            sanity.observe(message_id.boundary, arrived, forward=True)
+        return arrived
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        arrived = ctx.method.decode_gradient(ctx.method.encode_gradient(gradient, ctx.message_id), ctx.message_id)
+        ctx.sanity.observe(ctx.message_id.boundary, arrived, forward=False)
+        return arrived, None, None, None, None
+
+
+def token_losses(logits_BTV: Tensor, ids_BW: Tensor) -> Tensor:
+    """Cross-entropy of every token, computed in float32 or, for float64 logits, in float64."""
+    logits = logits_BTV.flatten(0, 1)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(logits, ids_BW[:, 1:].flatten(), reduction="none")

@@ -1,0 +1,101 @@
+"""Load of one machine in a plan: its segments and their peak memory during a step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thinpipe.config.model import ModelConfig
+from thinpipe.config.run import RunConfig
+from thinpipe.pipeline.placement import Placement
+from thinpipe.plan.machines import Machine
+from thinpipe.plan.needs import SegmentNeed, shared_nbytes
+from thinpipe.plan.simulation.schedule_actions import Action, PassKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """Peak memory of one machine during a step, in bytes by kind."""
+
+    weights: int
+    """Trainable weights, token tables and token priors included."""
+    gradients: int
+    optimiser: int
+    activations: int
+    """Activations saved for all in-flight micro-batches, plus the temporary tensors of the segment that computes."""
+    frozen: int
+    """Frozen token tables and the basis."""
+    overhead: int
+    """Python, torch and its libraries."""
+    tables: int
+    """Part of `weights`: token tables and token priors."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimiser + self.activations + self.frozen + self.overhead
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineLoad:
+    """Segments of one machine and the memory they need."""
+
+    machine: Machine
+    segments: tuple[int, ...]
+    blocks: int
+    """Number of transformer blocks."""
+    parameters: int
+    """Number of trainable parameters."""
+    memory: MemoryUse
+
+    @property
+    def missing_nbytes(self) -> int:
+        """Bytes by which the peak exceeds the machine's memory; 0 if it fits."""
+        return max(0, self.memory.total - self.machine.memory_nbytes)
+
+
+def peak_in_flight(actions: Sequence[Sequence[Action]], stages: int) -> list[int]:
+    """Peak number of micro-batches whose activations each stage holds at once."""
+    peak = [0] * stages
+    for listed in actions:
+        held: dict[int, int] = {}
+        for action in listed:
+            change = {PassKind.FORWARD: 1, PassKind.BACKWARD: -1, PassKind.WEIGHT: -1, PassKind.INPUT: 0}[action.kind]
+            held[action.stage] = held.get(action.stage, 0) + change
+            peak[action.stage] = max(peak[action.stage], held[action.stage])
+    return peak
+
+
+def machine_load_of(
+    machine: Machine,
+    placement: Placement,
+    process: int,
+    config: RunConfig,
+    model: ModelConfig,
+    needs: Sequence[SegmentNeed],
+    held: Sequence[int],
+) -> MachineLoad:
+    """Load of the machine that runs `process`. `held`: peak in-flight micro-batches of each stage."""
+    stages = placement.processes[process]
+    segments = [segment for stage in stages for segment in placement.stages[stage]]
+    mine = [needs[segment] for segment in segments]
+    saved_nbytes = sum(
+        held[stage] * needs[segment].activation_nbytes for stage in stages for segment in placement.stages[stage]
+    )
+    activations = saved_nbytes + max(need.peak_extra_nbytes for need in mine)
+    gradients = sum(need.gradients_nbytes for need in mine)
+    if config.microbatches == 1:  # gradients are allocated while activations are freed
+        activations = max(0, activations - gradients)
+    memory = MemoryUse(
+        weights=sum(need.weights_nbytes for need in mine),
+        gradients=gradients,
+        optimiser=sum(need.optimiser_nbytes for need in mine),
+        activations=activations,
+        frozen=shared_nbytes(model, config),
+        overhead=machine.overhead_nbytes,
+        tables=sum(need.tables_nbytes for need in mine),
+    )
+    return MachineLoad(
+        machine=machine,
+        segments=tuple(segments),
+        blocks=sum(len(model.segments[segment]) for segment in segments),
+        parameters=sum(need.parameters for need in mine),
+        memory=memory,
+    )

@@ -1,0 +1,51 @@
+"""Model config of a run whose tokens and weights may not exist yet; guesses are returned as assumptions."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from thinpipe.config.model import CONFIGS, ModelConfig
+from thinpipe.config.model_presets import PRESETS
+from thinpipe.config.run import RunConfig
+from thinpipe.core.errors import UserError
+from thinpipe.data import has_tokens
+from thinpipe.data.manifest import read_manifest
+
+
+class _ManifestModel(msgspec.Struct):
+    """Fields read from a checkpoint's manifest."""
+
+    family: str
+    model: dict[str, Any]
+
+
+def resolve_model(config: RunConfig, vocab_size: int | None) -> tuple[ModelConfig, list[str]]:
+    """Model config, and the assumptions made, one sentence each. Raises UserError."""
+    if config.model.initial is not None:
+        model = _model_of_checkpoint(config.model.initial)
+        return (model if vocab_size is None else replace(model, vocab_size=vocab_size)), []
+    if vocab_size is not None:
+        return config.model.resolve(vocab_size), []
+    tokens = config.data.path / "train"
+    if has_tokens(tokens):
+        size = read_manifest(tokens).vocabulary.size
+        return config.model.resolve(size), [f"the vocabulary of {size:,} tokens in {config.data.path} (--vocab-size)"]
+    if config.model.preset not in PRESETS:
+        raise UserError(f"model.preset {config.model.preset!r} is not one of: {', '.join(PRESETS)}")
+    size = PRESETS[config.model.preset].vocab_size
+    said = f"a vocabulary of {size:,} tokens, the preset's, since {config.data.path} holds no tokens (--vocab-size)"
+    return config.model.resolve(size), [said]
+
+
+def _model_of_checkpoint(path: Path) -> ModelConfig:
+    found = [path / "manifest.json", *sorted(path.glob("checkpoints/step-*/manifest.json"), reverse=True)]
+    manifest = next((file for file in found if file.is_file()), None)
+    if manifest is None:
+        raise UserError(f"there is no checkpoint in {path}: name the dump_folder of a run, or one checkpoint")
+    try:
+        described = msgspec.json.decode(manifest.read_bytes(), type=_ManifestModel)
+        return msgspec.convert(described.model, CONFIGS[described.family])
+    except (msgspec.DecodeError, KeyError) as error:
+        raise UserError(f"{manifest} describes no model that this thinpipe knows: {error}") from None

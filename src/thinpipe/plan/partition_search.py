@@ -1,0 +1,164 @@
+"""Feasibility test of `partition.py`: can segments be placed so that no resource exceeds a given time per token?
+
+Links are full duplex. A middle stage sends and receives both states and gradients; the first stage only sends states
+and receives gradients, and the last stage only the reverse. So a slow link costs less at either end of the pipeline.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+_BEAM_WIDTH = 128
+"""Machine sets kept per set size. Up to 9 machines there are at most 126 sets of a size, so all are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Capabilities of a machine, as a peer measured them."""
+
+    name: str
+    flops: float
+    """FLOP/s of matrix products like the model's."""
+    memory_nbytes: int
+    """Bytes that a run may use."""
+    up_bps: float
+    down_bps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentNeeds:
+    """Requirements of one segment."""
+
+    flops_per_token: float
+    """Floating-point operations per token, forward and backward."""
+    memory_nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Payload of one boundary, in bytes per token."""
+
+    forward_nbytes: float
+    backward_nbytes: float
+
+    @property
+    def bits(self) -> float:
+        """Bits per token, both directions."""
+        return 8 * (self.forward_nbytes + self.backward_nbytes)
+
+
+PlacedStage = tuple[Machine, range]
+
+
+def link_loads(traffic: Traffic, *, first: bool, last: bool) -> tuple[float, float]:
+    """Bits per token that a machine sends and receives at this position of the pipeline."""
+    forward, backward = 8 * traffic.forward_nbytes, 8 * traffic.backward_nbytes
+    up = (0 if last else forward) + (0 if first else backward)
+    down = (0 if first else forward) + (0 if last else backward)
+    return up, down
+
+
+def find_partition(
+    seconds: float,
+    needs: Sequence[SegmentNeeds],
+    machines: Sequence[Machine],
+    traffic: Traffic,
+    *,
+    hub_bps: float,
+    shared_nbytes: int,
+    max_machines: int | None = None,
+) -> list[PlacedStage] | None:
+    """Partition with the fewest machines that takes at most `seconds` per token; None if none was found.
+
+    Dynamic programming over sets of machines, from the last segment backwards: for each set, the order that leaves the
+    fewest segments (leaving fewer is never worse). Beyond `_BEAM_WIDTH` sets of a size it is a beam search; exact for
+    up to 9 machines.
+    """
+    reach = [_reach(seconds, needs, machine, shared_nbytes) for machine in machines]
+    fits = [_fitting_roles(seconds, machine, traffic) for machine in machines]
+    whole = len(needs)
+    sets: dict[int, Order] = {0: (whole, ())}
+    for count in range(1, min(len(machines), max_machines or len(machines)) + 1):
+        if hub_bps * seconds < (count - 1) * traffic.bits:
+            return None
+        grown: dict[int, Order] = {}
+        for members, (left, order) in sorted(sets.items(), key=lambda item: item[1][0])[:_BEAM_WIDTH]:
+            for index in range(len(machines)):
+                start = reach[index][left]
+                if members >> index & 1 or start == left or (start == 0, left == whole) not in fits[index]:
+                    continue
+                if start == 0:
+                    return _reconstruct((*order, index), reach, machines, whole)
+                more = members | 1 << index
+                if more not in grown or start < grown[more][0]:
+                    grown[more] = (start, (*order, index))
+        sets = grown
+    return None
+
+
+Order = tuple[int, tuple[int, ...]]
+"""Number of segments not yet placed, and indices of the machines that hold the others, last stage first."""
+
+
+def _reach(seconds: float, needs: Sequence[SegmentNeeds], machine: Machine, shared_nbytes: int) -> list[int]:
+    """For every number n of unplaced segments: the first segment of the longest run of segments up to n that the
+    machine can compute within `seconds` and hold in memory; n itself if not even one fits."""
+    flops = list(accumulate((need.flops_per_token for need in needs), initial=0.0))
+    memory = list(accumulate((need.memory_nbytes for need in needs), initial=0))
+    free_nbytes = machine.memory_nbytes - shared_nbytes
+    if free_nbytes < 0:
+        return list(range(len(needs) + 1))
+    return [
+        max(bisect_left(flops, flops[left] - machine.flops * seconds), bisect_left(memory, memory[left] - free_nbytes))
+        for left in range(len(needs) + 1)
+    ]
+
+
+def _fitting_roles(seconds: float, machine: Machine, traffic: Traffic) -> set[tuple[bool, bool]]:
+    """Positions (is first, is last) in the pipeline for which the machine's link is fast enough. A machine that is both
+    first and last needs no link."""
+    roles = set()
+    for first in (False, True):
+        for last in (False, True):
+            up, down = link_loads(traffic, first=first, last=last)
+            if up <= machine.up_bps * seconds and down <= machine.down_bps * seconds:
+                roles.add((first, last))
+    return roles
+
+
+def _reconstruct(
+    order: Sequence[int], reach: Sequence[Sequence[int]], machines: Sequence[Machine], whole: int
+) -> list[PlacedStage]:
+    stages: list[PlacedStage] = []
+    left = whole
+    for index in order:
+        start = reach[index][left]
+        stages.insert(0, (machines[index], range(start, left)))
+        left = start
+    return stages
+
+
+def spread_over_all(
+    needs: Sequence[SegmentNeeds], machines: Sequence[Machine], *, shared_nbytes: int
+) -> list[PlacedStage] | None:
+    """Partition over all these machines (at most one per segment, from the start of the list) that minimises the
+    slowest machine's compute time. The first machine gets the last segments. None if memory does not suffice."""
+    chosen = list(reversed(machines[: len(needs)]))
+    flops = list(accumulate((need.flops_per_token for need in needs), initial=0.0))
+    memory = list(accumulate((need.memory_nbytes for need in needs), initial=0))
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [0])}
+    for machine in chosen:
+        further: dict[int, tuple[float, list[int]]] = {}
+        for start, (slowest, ends) in best.items():
+            for stop in range(start + 1, len(needs) + 1):
+                if memory[stop] - memory[start] + shared_nbytes > machine.memory_nbytes:
+                    break
+                seconds = max(slowest, (flops[stop] - flops[start]) / machine.flops)
+                if stop not in further or seconds < further[stop][0]:
+                    further[stop] = seconds, [*ends, stop]
+        best = further
+    if len(needs) not in best:
+        return None
+    _, ends = best[len(needs)]
+    return [(machine, range(*edges)) for machine, edges in zip(chosen, pairwise(ends), strict=True)]

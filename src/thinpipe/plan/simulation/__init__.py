@@ -1,0 +1,1 @@
+"""The time of one planned optimiser step, by simulating its passes and messages. No torch here."""

@@ -1,0 +1,54 @@
+"""Figures of loss over tokens and of throughput over time."""
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from thinpipe.report.figures import BLUE, GREY, ORANGE, decimation, legend, new_figure, smoothed, smoothing_width
+from thinpipe.report.summary import Summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def loss_figure(summary: Summary) -> "Figure":
+    figure, axes = new_figure()
+    tokens, losses = [step.tokens / 1e6 for step in summary.steps], [step.loss for step in summary.steps]
+    width, shown = smoothing_width(len(losses)), decimation(len(losses))
+    every = "each step" if shown.step == 1 else f"one step of {shown.step}"
+    axes.plot(tokens[shown], losses[shown], color=BLUE, alpha=0.55, linewidth=0.9, label=f"training, {every}")
+    centres, means = smoothed(tokens, losses, width)
+    label = f"training, mean of {width} steps around each"
+    axes.plot(centres[shown], means[shown], color=BLUE, linewidth=1.8, label=label)
+    if summary.validations:
+        places = [event.step * summary.tokens_per_step / 1e6 for event in summary.validations]
+        found = [event.loss for event in summary.validations]
+        axes.plot(places, found, "o-", color=ORANGE, markersize=4, label="validation")
+    axes.set(xlabel="tokens, millions", ylabel="loss, nats per token")
+    legend(axes)
+    return figure
+
+
+def throughput_figure(summary: Summary) -> "Figure":
+    """Throughput over the time spent in steps. Pauses between two starts are left out; restarts are marked."""
+    figure, axes = new_figure(2.6)
+    speeds = [step.tokens_per_second for step in summary.steps]
+    clock = list(accumulate(step.seconds for step in summary.steps))
+    unit, length = ("hours", 3600) if clock[-1] > 3 * 3600 else ("minutes", 60) if clock[-1] > 180 else ("seconds", 1)
+    places, width, shown = [at / length for at in clock], smoothing_width(len(speeds)), decimation(len(speeds))
+    axes.plot(places[shown], speeds[shown], color=BLUE, alpha=0.55, linewidth=0.9, label="each step")
+    centres, means = smoothed(places, speeds, width)
+    label = f"mean of {width} steps around each"
+    axes.plot(centres[shown], means[shown], color=BLUE, linewidth=1.8, label=label)
+    for number, place in enumerate(_restarts(summary, places)):
+        axes.axvline(place, color=GREY, linewidth=1, linestyle=":", label=None if number else "started again")
+    axes.set(xlabel=f"{unit} of computing", ylabel="tokens per second")
+    axes.set_ylim(0, 1.1 * max(speeds))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    legend(axes, loc="lower right")
+    return figure
+
+
+def _restarts(summary: Summary, places: list[float]) -> list[float]:
+    """Positions on the time axis at which the run was started again."""
+    by_step = {step.step: place for step, place in zip(summary.steps, places, strict=True)}
+    return [by_step[start.step] for start in summary.starts[1:] if start.step in by_step]

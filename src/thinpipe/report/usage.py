@@ -1,0 +1,58 @@
+"""Report sections on resource use: bytes sent between processes, and time and memory of each process."""
+
+from thinpipe.core.units import format_bytes
+from thinpipe.report.context import ReportContext
+from thinpipe.report.document import Block, Collapsible, Picture, Section, Table, Text
+from thinpipe.report.prose import format_elapsed
+from thinpipe.report.summary import Summary
+from thinpipe.report.time_spent import peers_by_step, time_figure, time_spent
+from thinpipe.report.traffic import traffic_of
+
+
+def bytes_section(summary: Summary, context: ReportContext) -> Section:
+    last = summary.steps[-1]
+    if not last.links:
+        text = "All segments were in one process: nothing was sent."
+        width, dim = context.state_width, context.dim
+        if width is not None and dim is not None and width < dim:
+            text += f" In several, {width} numbers of a token would cross each boundary each way, instead of {dim}."
+        return Section("Bytes", [Text(text)])
+    sent = traffic_of(summary.steps, dim=context.dim or 0, tokens_per_step=summary.tokens_per_step)
+    blocks: list[Block | Collapsible] = []
+    if context.dim is not None:
+        blocks.append(
+            Text(
+                f"{format_bytes(sent.sent_nbytes)} crossed between processes in the steps that count. All "
+                f"{context.dim} numbers of a token in bfloat16, states forward and gradients back, would have been "
+                f"{format_bytes(sent.dense_nbytes)}: they sent {sent.description}."
+            )
+        )
+    tokens = summary.tokens_per_step
+    rows = [
+        [
+            f"{link.boundary}, {'states forward' if link.forward else 'gradients back'}",
+            f"{link.nbytes / tokens:,.1f}",
+            f"{2 * context.dim:,}" if context.dim is not None else "unknown",
+            f"{link.mbps:.2f}",
+        ]
+        for link in last.links
+    ]
+    blocks.append(Table(["boundary", "bytes a token", "dense bf16", "Mbps in the last step"], rows))
+    return Section("Bytes", blocks)
+
+
+def time_section(summary: Summary) -> Section:
+    spent = time_spent(summary.steps, peers_by_step(summary))
+    overhead_s = summary.overhead_seconds
+    memory = dict(zip(peers_by_step(summary)[-1] or list(spent), summary.steps[-1].memory, strict=False))
+    rows = []
+    for name, each in spent.items():
+        shares = [f"{part / each.total:.0%}" for part in (each.computing, each.waiting, each.rest)]
+        rows.append(
+            [name, format_elapsed(each.total), *shares, format_bytes(memory[name]) if name in memory else "unknown"]
+        )
+    caption = (
+        f"Each process in the steps that count, and {format_elapsed(overhead_s)} of validating and saving beside them."
+    )
+    head = ["process", "in steps", "computing", "waiting", "rest", "most memory"]
+    return Section("Where the time went", [Picture("time", time_figure(spent, overhead_s), caption), Table(head, rows)])

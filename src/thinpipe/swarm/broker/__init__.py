@@ -1,0 +1,1 @@
+"""The nats-server process of a hub: its configuration, certificate and credentials."""

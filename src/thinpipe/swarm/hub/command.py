@@ -1,0 +1,106 @@
+"""`thinpipe hub`: starts the broker, prints invites and hosts the run until it has ended."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+
+from rich.console import Console
+
+from thinpipe.config.hub import HubConfig
+from thinpipe.core.disk_space import wait_for_disk_space
+from thinpipe.core.folder_lock import run_lock
+from thinpipe.swarm.broker.broker import Broker
+from thinpipe.swarm.hub.generations import HubOptions
+from thinpipe.swarm.hub.server import Hub
+from thinpipe.swarm.hub.training_host import TrainingHost
+from thinpipe.train.console import open_display
+from thinpipe.train.graceful_shutdown import StopRequest
+
+POLL_SECONDS = 0.1
+_IN_USE_BY = "another hub, or by a `thinpipe train`: stop that one first, or choose another folder"
+Begin = Callable[[Hub], Awaitable[None]]
+
+
+def run(config: HubConfig) -> int:
+    """Exit code 0 when the run has finished or was asked to stop, else 1."""
+    console = plain_console()
+
+    async def print_invites(hub: Hub) -> None:
+        console.print(f"hub of run {hub.settings.run} at {hub.settings.public_url}")
+        missing = config.hub.peers - len(hub.broker.peers) if config.hub.invites is None else config.hub.invites
+        for _ in range(missing):
+            console.print(
+                f"\nsend this line to one person, as you would a password:\n{(await hub.admission.invite()).line()}"
+            )
+        console.print(f"\nanother invite: thinpipe invite {config.job.dump_folder}")
+
+    return host(config, console, print_invites)
+
+
+def host(config: HubConfig, console: Console, begin: Begin) -> int:
+    """Runs broker and hub until the run has ended; returns the exit code. `begin` is called when peers can reach the
+    hub."""
+    hub_settings, folder = config.hub, config.job.dump_folder
+    wait_for_disk_space(folder, console.print, who="the hub")
+    with (
+        run_lock(folder, _IN_USE_BY),
+        Broker(
+            folder / "hub", host=hub_settings.host, port=hub_settings.port, executable=hub_settings.server
+        ) as broker,
+        open_display(config) as display,
+        contextlib.closing(
+            TrainingHost(config.as_run(), display, use_all_peers=hub_settings.use_all_peers)
+        ) as run_host,
+    ):
+        settings = HubOptions(
+            run=folder.name,
+            public_url=f"tls://{_in_url(hub_settings.address or own_address())}:{broker.port}",
+            peers=hub_settings.peers,
+            hub_bps=hub_settings.bps,
+            patience_seconds=hub_settings.patience_seconds,
+            heartbeat_timeout_seconds=hub_settings.heartbeat_timeout_seconds,
+            stall_factor=hub_settings.stall_factor,
+            stall_floor_seconds=hub_settings.stall_floor_seconds,
+            startup_seconds=config.parallelism.timeout_seconds,
+        )
+        hub = Hub(broker, run_host, settings, console.print)
+        reason = asyncio.run(_run(hub, begin))
+    console.print(reason)
+    return 0 if reason.startswith(("finished", "stopped by")) else 1
+
+
+async def _run(hub: Hub, begin: Begin) -> str:
+    """Runs the hub. The first signal asks the peers to save and stop; a second one ends the process."""
+    with StopRequest() as request:  # asyncio's own signal handlers do not exist on Windows
+        watcher = asyncio.create_task(_forward_stop(request, hub))
+        try:
+            return await hub.run(begin)
+        finally:
+            watcher.cancel()
+
+
+async def _forward_stop(request: StopRequest, hub: Hub) -> None:
+    while not request.requested:
+        await asyncio.sleep(POLL_SECONDS)
+    hub.stop()
+
+
+def own_address() -> str:
+    """Address of the network interface with this machine's default route; no packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            address: str = probe.getsockname()[0]
+        except OSError:
+            address = "127.0.0.1"
+    return address
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def plain_console() -> Console:
+    """A console without wrapping, highlighting or markup."""
+    return Console(soft_wrap=True, highlight=False, markup=False)

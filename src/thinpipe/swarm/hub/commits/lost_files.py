@@ -1,0 +1,74 @@
+"""Finds files of the newest checkpoint that were lost at the hub, and sets aside a checkpoint that cannot be repaired.
+
+Peers keep their part of every commit until the hub has a newer one, so they can upload lost files again.
+"""
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from thinpipe.checkpoint import Checkpoint
+from thinpipe.checkpoint.storage import MANIFEST, layer_of
+from thinpipe.core.files import file_sha256, sync_folder, write_atomically
+
+_CORRUPT_SUFFIX, _LOST_PREFIX = ".corrupt", "lost-"
+_MAX_NAMED = 3
+
+
+def find_missing(checkpoint: Checkpoint) -> dict[str, str]:
+    """Reads every file of the checkpoint; returns the sha256 of the missing or corrupt ones, by file name. A corrupt
+    file is renamed, so that a good one can take its place; a missing manifest is written again."""
+    missing: dict[str, str] = {}
+    with suppress(OSError):  # tried again at the next verification
+        if not (checkpoint.path / MANIFEST).exists():
+            restore_manifest(checkpoint)
+    for name, entry in checkpoint.manifest.files.items():
+        path = checkpoint.path / name
+        with suppress(OSError):  # an unreadable file counts as missing
+            if path.stat().st_size == entry.nbytes and file_sha256(path) == entry.sha256:
+                continue
+        missing[name] = entry.sha256
+        with suppress(OSError):
+            path.rename(path.with_name(path.name + _CORRUPT_SUFFIX))
+    return missing
+
+
+def restore_manifest(checkpoint: Checkpoint) -> None:
+    """Writes the manifest again, and creates the checkpoint's folder if needed."""
+    checkpoint.path.mkdir(parents=True, exist_ok=True)
+    write_atomically(checkpoint.path / MANIFEST, msgspec.json.format(msgspec.json.encode(checkpoint.manifest)))
+    sync_folder(checkpoint.path.parent)
+
+
+def set_aside(checkpoint: Checkpoint) -> Path:
+    """Renames the folder of a checkpoint given up, so that its remaining files can be recovered by hand. Returns its
+    path."""
+    place = checkpoint.path.with_name(_LOST_PREFIX + checkpoint.path.name)
+    number = 1
+    while place.exists():
+        number += 1
+        place = checkpoint.path.with_name(f"{_LOST_PREFIX}{checkpoint.path.name}-{number}")
+    checkpoint.path.rename(place)
+    return place
+
+
+def describe_missing_files(
+    step: int, holders: Mapping[str, Collection[str]], present: Collection[str], away: Collection[str]
+) -> str:
+    """The missing files and their holders, for people. `holders`: peers by missing file.
+
+    For example "step 120 of blocks.3 is lost at the hub (held by carol, who is away)".
+    """
+    names = sorted(map(layer_of, holders))
+    shown = ", ".join(names[:_MAX_NAMED]) + (f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else "")
+    known = sorted({name for names in holders.values() for name in names})
+    gone = [name for name in known if name not in present]
+    if gone:
+        who = f"held by {', '.join(gone)}, who {'is' if len(gone) == 1 else 'are'} away"
+    elif known:
+        who = f"held by {', '.join(known)}"
+    else:
+        who = f"not known who held it; away: {', '.join(sorted(away)) or 'nobody'}"
+    return f"step {step} of {shown} is lost at the hub ({who})"

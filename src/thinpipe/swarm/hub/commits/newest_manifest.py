@@ -1,0 +1,126 @@
+"""Finds the newest commit when the hub starts, even if its checkpoint folder was lost.
+
+A copy of the newest commit's manifest is stored outside the checkpoint folders. With the copy the hub can ask peers for
+all files, and can distinguish a lost commit from one that was rolled back.
+"""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import msgspec
+
+from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest
+from thinpipe.checkpoint.storage import FORMAT_VERSION, step_folder
+from thinpipe.core.errors import UserError
+from thinpipe.core.files import write_atomically
+from thinpipe.swarm.hub.commits.history import Commit, CommitHistory, CommitState
+from thinpipe.swarm.hub.commits.ledger import CommitLedger
+from thinpipe.swarm.hub.commits.log import COMMIT_LOG_FILE, CommitLog
+from thinpipe.swarm.hub.commits.lost_files import restore_manifest
+from thinpipe.swarm.protocol.names import HUB
+
+NEWEST_MANIFEST_FILE = "newest_manifest.json"
+
+
+def find_newest(
+    folder: CheckpointFolder, copy_path: Path, history: CommitHistory
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest commit, complete or not, and descriptions of problems with newer ones. None: the run has no checkpoint
+    yet. Raises UserError when commits exist but no checkpoint is left: a run is not silently started over."""
+    newest, problems = folder.newest_complete(layers=())
+    step = 0 if newest is None else newest.manifest.step
+    copy = _read(copy_path)
+    if copy is not None and copy.step > step and history.sha256(copy.step) == state_of(copy).sha256:
+        return _restore(folder, copy), [*problems, f"step {copy.step} has lost its manifest: put back from {copy_path}"]
+    if newest is None and (problems or history.last is not None):
+        raise UserError(
+            f"no checkpoint is left in {folder.folder}, and the run is not begun anew by itself: put one back, or "
+            "choose another job.dump_folder\n  " + "\n  ".join(problems)
+        )
+    last = history.last
+    if last is not None and last.step > step and (copy is None or copy.step != step):
+        problems.append(
+            f"step {last.step} is in {COMMIT_LOG_FILE} but its checkpoint is gone (held by "
+            f"{', '.join(_holders(last))}): going "
+            f"on from step {step}"
+        )
+    return newest, problems
+
+
+def save_newest_manifest(copy_path: Path, manifest: Manifest) -> None:
+    """Writes the copy of the manifest. On OSError removes the copy and raises: an outdated copy would mean that the
+    newer commit was rolled back."""
+    try:
+        write_atomically(copy_path, msgspec.json.encode(manifest))
+    except OSError:
+        copy_path.unlink(missing_ok=True)
+        raise
+
+
+def _read(copy_path: Path) -> Manifest | None:
+    """The copy of the manifest; None if it is missing, damaged or of another format version."""
+    try:
+        found = msgspec.json.decode(copy_path.read_bytes(), type=Manifest)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    return found if found == found.with_checksum() and found.format_version == FORMAT_VERSION else None
+
+
+def _restore(folder: CheckpointFolder, manifest: Manifest) -> Checkpoint:
+    """Recreates folder and manifest of a lost checkpoint."""
+    lost = Checkpoint(folder.folder / step_folder(manifest.step), manifest)
+    try:
+        restore_manifest(lost)
+    except OSError as error:
+        raise UserError(f"{lost.path} was lost and cannot be made again ({error.strerror}): put that right") from None
+    return lost
+
+
+def _holders(commit: Commit) -> Collection[str]:
+    return sorted({name for names in commit.holders.values() for name in names if name != HUB}) or ["nobody known"]
+
+
+COMMIT_FILE = "commit.json"
+"""File in a checkpoint folder with its commit record, in case a crash prevents the append to the commit log."""
+
+
+def state_of(manifest: Manifest) -> CommitState:
+    """The state that a manifest describes."""
+    return CommitState(
+        step=manifest.step,
+        samples_seen=manifest.samples_seen,
+        basis_version=manifest.basis_version,
+        basis_sha256=manifest.basis_sha256,
+        files={file: entry.sha256 for file, entry in manifest.files.items()},
+    )
+
+
+def open_ledger(log: CommitLog, newest: Checkpoint, tell: Callable[[str], None]) -> CommitLedger:
+    """Opens the commit log and returns the ledger. A complete checkpoint that is not in the log was written just before
+    a crash: its record is appended now. The checkpoint of step 0 is not a commit: no peer computed it."""
+    log.open()
+    state = state_of(newest.manifest)
+    known = log.history.sha256(state.step)
+    if state.step and known != state.sha256:
+        record = _record(newest.path / COMMIT_FILE, state) or Commit.of(state, 0, {})
+        log.append(record := msgspec.structs.replace(record, replaces=known))
+        if known:
+            tell(describe_replacement(record))
+    return CommitLedger(log.history, newest=state.step)
+
+
+def describe_replacement(commit: Commit) -> str:
+    """Message for people when a step is committed a second time with other contents."""
+    return (
+        f"step {commit.step} was committed before and its files were lost; computed again, perhaps on another kind of "
+        f"processor, it has other contents: these are committed now, and {COMMIT_LOG_FILE} says so"
+    )
+
+
+def _record(path: Path, state: CommitState) -> Commit | None:
+    """The commit record in the checkpoint folder, if it describes this state."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Commit)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    return found if found.state == state else None

@@ -1,0 +1,328 @@
+"""The hub server: handles the requests of peers and of its owner, and checks for lost peers in a loop.
+
+The hub is the only authority on membership and assignments. Everything runs on one asyncio event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import cache
+from typing import TypeVar
+
+import msgspec
+from nats.errors import Error as NatsError
+
+from thinpipe.core.errors import UserError
+from thinpipe.swarm.broker.broker import Broker, BrokerError
+from thinpipe.swarm.hub.admission import Admission
+from thinpipe.swarm.hub.disconnects import Disconnects
+from thinpipe.swarm.hub.event_validation import validated_event
+from thinpipe.swarm.hub.generations import CHECK_INTERVAL_SECONDS, Generations, HubOptions
+from thinpipe.swarm.hub.run_host import RunHost
+from thinpipe.swarm.hub.services.files import FileReadService, FileWriteService
+from thinpipe.swarm.hub.services.serve import Service, serve
+from thinpipe.swarm.hub.state_files import GenerationFile, LinkFile
+from thinpipe.swarm.protocol.decoding import decode_or_none, sanitize
+from thinpipe.swarm.protocol.file_messages import READ_SERVICE, WRITE_SERVICE
+from thinpipe.swarm.protocol.messages import (
+    Accusation,
+    AdminAnswer,
+    AdminRequest,
+    CheckpointAnnouncement,
+    EventReport,
+    LeaveRequest,
+    NextRequest,
+    ReadyRequest,
+    Refused,
+    RequestReply,
+    TokensRequest,
+)
+from thinpipe.swarm.protocol.names import HUB
+from thinpipe.swarm.protocol.probe import SERVICE as PROBE
+from thinpipe.swarm.protocol.probe import probe_service
+from thinpipe.swarm.protocol.reduction import SERVICE as REDUCE
+from thinpipe.swarm.protocol.status import PeerStatus, Status
+from thinpipe.transport.nats.activity import HEARTBEAT_DECODER
+from thinpipe.transport.nats.client import connect
+from thinpipe.transport.nats.store_messages import SERVICE as STORE
+
+_SUSPENDED_SECONDS = 2.0
+"""Seconds between two checks from which the hub's machine counts as having been suspended or overloaded."""
+_SHUTDOWN_GRACE_SECONDS = 15.0
+"""Seconds after the end of the run in which peers can learn of it before the hub exits."""
+_MAX_LINE_CHARACTERS = 5000
+"""Maximum length of a line printed for the hub's owner."""
+
+Request = TypeVar("Request", bound=msgspec.Struct)
+
+
+class Hub:
+    """The hub of one run. `tell` prints a line for the hub's owner."""
+
+    def __init__(self, broker: Broker, run_host: RunHost, settings: HubOptions, tell: Callable[[str], None]) -> None:
+        self.broker, self.run_host, self.settings, self._print = broker, run_host, settings, tell
+        state_files = GenerationFile(broker.folder / "generation"), LinkFile(broker.folder / "link.json")
+        self.generations = Generations(run_host, settings, state_files, self._publish, self._tell, lambda: broker.peers)
+        self.membership = self.generations.membership
+        self.admission = Admission(
+            broker, run=settings.run, public_url=settings.public_url, numerics=run_host.numerics, tell=self._tell
+        )
+        self._server_gone, self._stop_reason = asyncio.Event(), ""
+        self._file_writes = FileWriteService(run_host.accept, run_host.on_file_saved, run_host.on_save_failed)
+
+    async def run(self, begin: "Callable[[Hub], Awaitable[None]]") -> str:
+        """Runs until the run has ended or `stop` was called, and returns why. `begin` is called once peers can be
+        answered. Raises ConnectionError if nats-server is gone."""
+        self._client = await connect(
+            self.broker.url,
+            self.broker.fingerprint,
+            self.broker.hub_seed,
+            inbox=f"_INBOX.{HUB}",
+            on_down=lambda _error: self._server_gone.set(),
+        )
+        services: dict[str, Service] = {
+            "heartbeat": self._on_heartbeat,
+            "next": self._next,
+            "ready": self._ready,
+            "leave": self._leave,
+            "tokens": self._tokens,
+            "checkpoint": self._saved,
+            "event": self._event,
+            "status": self._status,
+            "admin": self._admin,
+            STORE: self.generations.serve_store,
+            REDUCE: self.generations.reductions,
+            READ_SERVICE: FileReadService(self.run_host.find),
+            WRITE_SERVICE: self._write_file,
+            PROBE: probe_service,
+        }
+        for name, service in services.items():
+            await serve(self._client, name, service)
+        await self.admission.open(self._client)
+        try:
+            async with Disconnects(self.broker, self._on_disconnect):
+                await begin(self)
+                return await self._supervise()
+        finally:
+            await self._client.close()
+
+    async def _supervise(self) -> str:
+        """Periodic checks: lost peers, standbys to admit, stop requests, messages for the owner. Returns why the run
+        has ended."""
+        ended_at: float | None = None
+        checked_at, generations = time.monotonic(), self.generations
+        while not self._server_gone.is_set():
+            now = time.monotonic()
+            if now - checked_at > _SUSPENDED_SECONDS:  # suspended or busy: heartbeats are still queued
+                generations.extend_deadlines(now - checked_at)
+            checked_at = now
+            await generations.check_liveness(now)
+            await generations.admit_standbys()
+            if generations.stop_requested and not self.membership.busy:
+                generations.stop_reason = self._stop_reason
+            elif generations.stop_requested:  # repeated, for peers that subscribed only now
+                await self._publish("bcast.stop", b"")
+            generations.tell_once("commits", self.run_host.commit_summary)
+            for text in self.run_host.pop_notices():
+                self._tell(text)
+            if generations.ended and ended_at is None:
+                ended_at = now
+                await generations.notify()
+            if ended_at is not None and (not self.membership.present or now - ended_at > _SHUTDOWN_GRACE_SECONDS):
+                return generations.ended
+            await asyncio.sleep(CHECK_INTERVAL_SECONDS)
+        raise ConnectionError(f"nats-server is gone. The end of its log:\n{self.broker.log_tail()}")
+
+    def stop(self, why: str = "stopped by the hub's owner; the same command goes on") -> None:
+        """Asks the peers to save and to stop; no further generation begins. Of several calls the first reason
+        counts."""
+        self._stop_reason = self._stop_reason or why
+        self.generations.stop_requested = True
+
+    # Request handlers. `peer` is the sender's name, which the broker's permissions guarantee.
+
+    async def _on_heartbeat(self, peer: str, data: bytes) -> None:
+        """Heartbeats of absent peers and superseded incarnations are ignored."""
+        heartbeat = decode_or_none(HEARTBEAT_DECODER, data)
+        if heartbeat is not None and self.membership.is_current_incarnation(peer, heartbeat.incarnation):
+            self.generations.on_heartbeat(peer, heartbeat)
+
+    async def _on_disconnect(self, peer: str) -> None:
+        """A process that ends closes its connections at once; a broken link is noticed by heartbeats instead."""
+        await self.generations.declare_lost(peer, f"{peer} is lost: its connection is closed")
+
+    async def _next(self, peer: str, data: bytes) -> bytes | None:
+        """Handles `NextRequest`: a long poll that returns what the peer does next."""
+        request = _decode(data, NextRequest)
+        if request is None or peer not in self.broker.peers:
+            return None
+        if other := self.admission.why_other_numbers(request.numerics):
+            return _encode(Refused(text=other))
+        if peer in self.generations.expelling:
+            return None  # `_expel` sends the reason, then removes the key
+        if self.membership.is_superseded(peer, request.incarnation):
+            return _encode(Refused(text=f"{peer} was started again after this one, and takes part once"))
+        accused = await self.generations.on_next_request(peer, request)
+        if accused is not None:
+            await self._expel_accused(accused)
+        await self.generations.notify()
+        answer = await self.generations.answer(peer)
+        if self.membership.is_current_incarnation(peer, request.incarnation):
+            self.generations.pending_requests.add(peer, answer, time.monotonic())
+        return _encode(answer)
+
+    async def _expel_accused(self, accused: Accusation) -> None:
+        what = f"twice in step {accused.step}: {sanitize(accused.what)}"
+        await self._expel(
+            accused.name,
+            f"the others have removed you from the run, for what you sent was bad {what}. Perhaps memory or "
+            "processor are at fault; only the hub's owner can invite you again",
+            f"{accused.name} was removed by the others: what it sent was bad {what}",
+        )
+
+    async def _ready(self, peer: str, data: bytes) -> bytes | None:
+        """Compares what the peer has loaded with what the hub has; removes the peer from the generation if it
+        differs."""
+        request = _decode(data, ReadyRequest)
+        if request is None or peer not in self.broker.peers:
+            return None
+        if not self.generations.is_active(peer, request.generation):
+            return _encode(RequestReply(generation_over=True))
+        refusal = self.run_host.compare_hashes(request.hashes)
+        if refusal:
+            await self.generations.remove(peer, f"{peer} was refused: {refusal}")
+        return _encode(RequestReply(refusal=refusal))
+
+    async def _leave(self, peer: str, data: bytes) -> bytes | None:
+        """The peer process ends by itself; ignored from a superseded incarnation."""
+        request = _decode(data, LeaveRequest)
+        if request is None:
+            return None
+        if self.membership.is_current_incarnation(peer, request.incarnation):
+            await self.generations.remove(peer, f"{peer} has left")
+        return _encode(RequestReply())
+
+    async def _tokens(self, peer: str, data: bytes) -> bytes | None:
+        """Token ids of a batch; empty if the peer's generation is over."""
+        request = _decode(data, TokensRequest)
+        if request is None or peer not in self.broker.peers:
+            return None
+        if not self.generations.is_active(peer):
+            return b""  # the peer's generation is over
+        try:
+            return await asyncio.to_thread(self.run_host.tokens, request.split, request.index)
+        except IndexError:
+            return None
+
+    async def _write_file(self, peer: str, data: bytes) -> bytes | None:
+        """Receives a chunk of an upload, which counts as progress of a peer that restores files."""
+        self.generations.pending_requests.on_progress(peer, time.monotonic())
+        return await self._file_writes(peer, data)
+
+    async def _saved(self, peer: str, data: bytes) -> bytes | None:
+        """Handles a checkpoint announcement. Also accepted after the generation is over, until the next begins: the
+        saved state is valid."""
+        request, latest = _decode(data, CheckpointAnnouncement), self.membership.latest
+        if request is None:
+            return None
+        if latest is None or latest.number != request.generation or peer not in latest.names:
+            return _encode(RequestReply(refusal="it is not of this generation"))
+        verdict = self.run_host.on_checkpoint_announced(peer, latest.number, request.manifest, request.files)
+        return _encode(msgspec.structs.replace(verdict, committed=self.run_host.committed))
+
+    async def _event(self, peer: str, data: bytes) -> None:
+        """Handles a training event. Also accepted after the generation is over, until the next begins: the event that
+        says why the run stops may arrive late on a slow link."""
+        report, latest = _decode(data, EventReport), self.membership.latest
+        if report is None or latest is None or (report.generation, peer) != (latest.number, latest.names[0]):
+            return
+        event = validated_event(report.event)
+        if event is not None:
+            self.run_host.on_event(event)
+
+    async def _status(self, _peer: str, _data: bytes) -> bytes | None:
+        return _encode(self.status())
+
+    async def _admin(self, peer: str, data: bytes) -> bytes | None:
+        """Commands of the hub's owner: only accepted with the hub's own key."""
+        request = _decode(data, AdminRequest)
+        if request is None or peer != HUB:
+            return None
+        try:
+            return _encode(AdminAnswer(text=await self._execute(request)))
+        except (UserError, BrokerError) as error:
+            return _encode(AdminAnswer(refusal=str(error)))
+
+    async def _execute(self, request: AdminRequest) -> str:
+        if request.what == "invite":
+            return (await self.admission.invite()).line()
+        if request.what == "kick":
+            await self.kick(request.name)
+            return f"{request.name} is removed and cannot come back without a new invite"
+        self.stop()
+        return "the run saves and stops"
+
+    async def kick(self, name: str) -> None:
+        """Removes a peer at the owner's request. Raises UserError if there is no such peer."""
+        if name not in self.broker.peers:
+            raise UserError(f"there is no peer {name[:80]!r}; there are: {', '.join(self.broker.peers) or 'none'}")
+        await self._expel(
+            name, "the hub's owner has removed you from the run", f"{name} was removed by the hub's owner"
+        )
+
+    async def _expel(self, name: str, notice: str, why: str) -> None:
+        """Removes a peer for good. It is sent the reason before its key is removed, which cuts its connection; no
+        generation begins with it meanwhile."""
+        self.generations.expelling.add(name)
+        if name not in self.membership.present:  # else `remove` prints it
+            self._tell(why)
+        try:
+            await self.generations.remove(name, why)
+            await self._publish(f"m.{name}.{HUB}.note", notice.encode())
+            with suppress(NatsError):  # the peer then does not learn the reason
+                await self._client.flush(timeout=5)
+            await asyncio.to_thread(self.broker.remove_peer, name)
+        finally:
+            self.generations.expelling.discard(name)
+
+    def status(self) -> Status:
+        membership, generation = self.membership, self.membership.current
+        shares = {} if generation is None else generation.shares
+        peers = [
+            PeerStatus(name=name, segments=shares.get(name, 0), report=membership.report_of(name))
+            for name in membership.present
+        ]
+        return Status(
+            run=self.settings.run,
+            generation=generation.number if generation else 0,
+            waits_for="" if generation else self.generations.repair.waits_for or membership.waits_for,
+            peers=peers,
+            away=[name for name in self.broker.peers if name not in membership.present],
+            bottleneck=generation.partition.bottleneck if generation else "",
+            hub_bps=membership.hub_rates if peers else (0.0, 0.0),
+            progress=dict(self.run_host.progress),
+            commit_summary=self.run_host.commit_summary,
+            time_s=time.time(),
+        )
+
+    async def _publish(self, subject: str, data: bytes) -> None:
+        if self._client.is_connected:  # if not, peers notice the lost connection themselves
+            await self._client.publish(subject, data)
+
+    def _tell(self, text: str) -> None:
+        with suppress(OSError):  # a full disk under the console log must not stop the hub
+            self._print(sanitize(text, _MAX_LINE_CHARACTERS))
+
+
+def _encode(message: msgspec.Struct) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def _decode(data: bytes, kind: type[Request]) -> Request | None:
+    return decode_or_none(_decoder(kind), data)
+
+
+@cache
+def _decoder(kind: type[Request]) -> "msgspec.msgpack.Decoder[Request]":
+    return msgspec.msgpack.Decoder(kind)

@@ -1,0 +1,1 @@
+"""Request handlers of the hub: files, tokens, the store, the all-reduce of each step."""

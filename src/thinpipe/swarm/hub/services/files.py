@@ -1,0 +1,212 @@
+"""The hub's file services: serve files that peers may fetch, and receive files that the hub expects from peers.
+
+The callers decide which names exist and where the files are; names with path traversal are refused before they are
+asked.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from thinpipe.core.files import file_sha256
+from thinpipe.swarm.protocol.file_messages import (
+    MAX_IN_FLIGHT,
+    READ_REQUEST_DECODER,
+    WRITE_REQUEST_DECODER,
+    BeginWrite,
+    ReadChunk,
+    ReadReply,
+    StatFile,
+    WriteChunk,
+    WriteReply,
+    decode,
+    is_safe_path,
+)
+from thinpipe.swarm.protocol.partial_file import PartialFile
+
+_BUSY = f"it has more than {MAX_IN_FLIGHT} requests of ours under way"
+Find = Callable[[str], Path | None]
+"""Path of the file with this name; None if there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedFile:
+    """A file that the hub accepts from a peer."""
+
+    target: Path
+    nbytes: int
+    sha256: str
+
+
+Accept = Callable[[str, str], ExpectedFile | None]
+"""(peer, name): the expected file if this peer may upload it, else None. Called for every chunk."""
+OnFileSaved = Callable[[str, str], None]
+"""(peer, name): the file is complete. Called again if the peer asks again."""
+OnSaveFailed = Callable[[str, str, str], None]
+"""(peer, name, reason): a chunk could not be written."""
+
+
+class FileReadService:
+    """Serves `read_file` requests."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+        self._digests, self._in_flight = FileDigests(), _InFlightLimit()
+
+    async def __call__(self, peer: str, data: bytes) -> bytes | None:
+        request = decode(READ_REQUEST_DECODER, data)
+        if request is None:
+            return None
+        with self._in_flight.take(peer) as admitted:
+            return msgspec.msgpack.encode(await self._answer(request) if admitted else ReadReply(reason=_BUSY))
+
+    async def _answer(self, request: StatFile | ReadChunk) -> ReadReply:
+        path = self._find(request.name) if is_safe_path(request.name) else None
+        if path is None:
+            return ReadReply(reason="it has no such file")
+        try:
+            if isinstance(request, ReadChunk):
+                return await asyncio.to_thread(_read, path, request)
+            nbytes, sha256 = await self._digests.of(path)
+            return ReadReply(nbytes=nbytes, sha256=sha256)
+        except OSError as error:
+            return ReadReply(reason=f"it cannot read the file ({_error_text(error)})")
+
+
+class FileWriteService:
+    """Serves `write_file` requests. Chunks are written in order of arrival, each only if it continues the stored
+    data."""
+
+    def __init__(self, accept: Accept, on_file_saved: OnFileSaved, on_save_failed: OnSaveFailed | None = None) -> None:
+        self._accept, self._on_file_saved, self._on_save_failed = accept, on_file_saved, on_save_failed
+        self._locks, self._digests, self._in_flight = PathLocks(), FileDigests(), _InFlightLimit()
+
+    async def __call__(self, peer: str, data: bytes) -> bytes | None:
+        request = decode(WRITE_REQUEST_DECODER, data)
+        if request is None:
+            return None
+        with self._in_flight.take(peer) as admitted:
+            answer = await self._answer(peer, request) if admitted else WriteReply(reason=_BUSY)
+        return msgspec.msgpack.encode(answer)
+
+    async def _answer(self, peer: str, request: BeginWrite | WriteChunk) -> WriteReply:
+        expected = self._accept(peer, request.name) if is_safe_path(request.name) else None
+        if expected is None:
+            return WriteReply(reason="it expects no such file from us")
+        # No await since the request arrived, and the lock is fair: chunks keep their order.
+        async with self._locks[expected.target]:
+            try:
+                if await self._is_stored(expected):
+                    answer = WriteReply(stored_nbytes=expected.nbytes, complete=True)
+                else:
+                    answer = await asyncio.to_thread(_write, expected, request)
+            except OSError as error:
+                answer = WriteReply(reason=f"it cannot write the file ({_error_text(error)})")
+                if self._on_save_failed is not None:
+                    self._on_save_failed(peer, request.name, _error_text(error))
+        if answer.complete:
+            self._on_file_saved(peer, request.name)
+        return answer
+
+    async def _is_stored(self, expected: ExpectedFile) -> bool:
+        try:
+            if expected.target.stat().st_size != expected.nbytes:
+                return False
+            return await self._digests.of(expected.target) == (expected.nbytes, expected.sha256)
+        except FileNotFoundError:
+            return False
+
+
+class _InFlightLimit:
+    """Limits the unanswered requests of one peer, and so the memory that it can occupy at the hub."""
+
+    def __init__(self) -> None:
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def take(self, peer: str) -> Iterator[bool]:
+        """Yields True if the peer is within its limit, and counts the request while the context is open."""
+        if self._taken[peer] >= MAX_IN_FLIGHT:
+            yield False
+            return
+        self._taken[peer] += 1
+        try:
+            yield True
+        finally:
+            self._taken[peer] -= 1
+
+
+def _read(path: Path, request: ReadChunk) -> ReadReply:
+    with path.open("rb") as file:
+        nbytes = file.seek(0, 2)
+        file.seek(request.offset)
+        return ReadReply(nbytes=nbytes, data=file.read(request.nbytes))
+
+
+def _write(expected: ExpectedFile, request: BeginWrite | WriteChunk) -> WriteReply:
+    """Writes a chunk, or reports what is stored, and finishes the file when it is complete. Runs in a worker thread."""
+    file = PartialFile(expected.target, nbytes=expected.nbytes, sha256=expected.sha256)
+    stored_nbytes = file.stored_nbytes()
+    if isinstance(request, BeginWrite):
+        if request.nbytes != expected.nbytes:
+            return WriteReply(
+                stored_nbytes=stored_nbytes,
+                reason=f"it expects a file of {expected.nbytes} bytes, and ours has {request.nbytes}",
+            )
+    elif request.offset == stored_nbytes:
+        if stored_nbytes + len(request.data) > expected.nbytes:
+            return WriteReply(stored_nbytes=stored_nbytes, reason=f"it expects no more than {expected.nbytes} bytes")
+        stored_nbytes = file.append(request.data)
+    if stored_nbytes < expected.nbytes:
+        return WriteReply(stored_nbytes=stored_nbytes)
+    if not file.finish():
+        return WriteReply(reason="what arrived has another sha256 than it expects and was deleted")
+    return WriteReply(stored_nbytes=stored_nbytes, complete=True)
+
+
+def _error_text(error: OSError) -> str:
+    """The error without the hub's paths, which peers need not see."""
+    return error.strerror or type(error).__name__
+
+
+_MAX_CACHED = 4096
+"""Maximum number of cached digests."""
+
+
+class PathLocks:
+    """One asyncio lock per path, which exists while it is in use; waiters get it in order."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
+
+    def __getitem__(self, path: Path) -> asyncio.Lock:
+        return self._locks.setdefault(path, asyncio.Lock())
+
+
+class FileDigests:
+    """Cache of sha256 digests, invalidated when a file's mtime, size or inode changes."""
+
+    def __init__(self) -> None:
+        self._locks = PathLocks()
+        self._known: dict[Path, tuple[tuple[int, int, int], str]] = {}
+
+    async def of(self, path: Path) -> tuple[int, str]:
+        """Size in bytes and sha256 of the file. Raises OSError if the file cannot be read."""
+        async with self._locks[path]:
+            status = await asyncio.to_thread(os.stat, path)
+            content = (status.st_mtime_ns, status.st_size, status.st_ino)
+            known, sha256 = self._known.get(path, (None, ""))
+            if known != content:
+                sha256 = await asyncio.to_thread(file_sha256, path)
+                self._known.pop(path, None)
+                self._known[path] = (content, sha256)
+                if len(self._known) > _MAX_CACHED:
+                    del self._known[next(iter(self._known))]
+            return status.st_size, sha256

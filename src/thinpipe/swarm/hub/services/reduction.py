@@ -1,0 +1,124 @@
+"""The step reduction: an all-reduce of small vectors through the hub. A request is answered when all peers of the
+generation have contributed, or the generation is over."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from thinpipe.swarm.protocol.decoding import decode_or_none
+from thinpipe.swarm.protocol.reduction import MAX_WAIT_SECONDS, ReduceOp, ReduceReply, ReduceRequest
+
+MAX_VALUES = 1 << 20
+"""Maximum number of values in one contribution."""
+_ROUNDS_KEPT = 2
+"""Results kept, in rounds. No peer is further behind, because a round completes only when all peers have requested
+it."""
+
+Values = npt.NDArray[np.float64]
+
+
+class ReductionError(Exception):
+    """A peer sent a contribution that it must not send now; the text says why."""
+
+
+class StepReduction:
+    """All-reduces of one generation, in numbered rounds. Pure."""
+
+    def __init__(self, generation: int, names: Sequence[str]) -> None:
+        self.generation, self.completed_rounds = generation, 0
+        """`completed_rounds`: number of rounds whose result is known."""
+        self._names = list(names)
+        self._contributions: dict[str, tuple[ReduceOp, Values]] = {}
+        self._results: dict[int, Values] = {}
+
+    def contribute(self, name: str, generation: int, round_number: int, op: ReduceOp, values: Values) -> None:
+        """Adds a peer's values to the open round; a repeated contribution is ignored. Raises ReductionError for
+        anything else."""
+        if generation != self.generation or name not in self._names:
+            raise ReductionError(f"{name} is not of generation {self.generation}")
+        if round_number in self._results:
+            return
+        if round_number != self.completed_rounds + 1:
+            raise ReductionError(f"{name} gives round {round_number} where {self.completed_rounds + 1} is open")
+        for other, (their_op, theirs) in self._contributions.items():
+            if (op, len(values)) != (their_op, len(theirs)):
+                raise ReductionError(
+                    f"{name} gives {len(values)} numbers for a {op} in round {round_number}, and {other} {len(theirs)} "
+                    f"for a {their_op}"
+                )
+        if len(values) > MAX_VALUES:
+            raise ReductionError(f"{name} gives {len(values)} numbers, more than the {MAX_VALUES} allowed")
+        self._contributions.setdefault(name, (op, values))
+        if len(self._contributions) == len(self._names):
+            self._reduce(round_number, op)
+
+    def result(self, round_number: int) -> Values | None:
+        """Reduced values of a round; None: some peers have not contributed."""
+        return self._results.get(round_number)
+
+    def _reduce(self, round_number: int, op: ReduceOp) -> None:
+        """Reduces in pipeline order, so that the result does not depend on the order of arrival."""
+        stacked = np.stack([self._contributions[name][1] for name in self._names])
+        self._results[round_number] = stacked.sum(0) if op == "sum" else stacked.max(0)
+        self._results.pop(round_number - _ROUNDS_KEPT, None)
+        self._contributions, self.completed_rounds = {}, round_number
+
+
+_REQUEST_DECODER = msgspec.msgpack.Decoder(ReduceRequest)
+
+
+class ReductionService:
+    """Serves `reduce` requests for the running generation."""
+
+    def __init__(self) -> None:
+        self._reduction: StepReduction | None = None
+        self._end_reason = "nothing is computed now"
+        self._changed = asyncio.Condition()
+
+    async def begin(self, generation: int, names: Sequence[str]) -> None:
+        """Starts round 1 of a generation. `names`: its peers in pipeline order."""
+        await self._set(StepReduction(generation, names))
+
+    async def end(self, why: str) -> None:
+        """Answers all waiting requests with a refusal that gives this reason."""
+        self._end_reason = why
+        await self._set(None)
+
+    async def _set(self, reduction: StepReduction | None) -> None:
+        """Replaces the reduction without awaiting first: a peer may contribute as soon as it has its assignment."""
+        self._reduction = reduction  # before any await, see above
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def __call__(self, peer: str, data: bytes) -> bytes | None:
+        request = decode_or_none(_REQUEST_DECODER, data)
+        if request is None or len(request.values) % 8:
+            return None
+        values = np.frombuffer(request.values, "<f8")
+        return msgspec.msgpack.encode(await self._answer(peer, request, values))
+
+    async def _answer(self, peer: str, request: ReduceRequest, values: np.ndarray) -> ReduceReply:
+        """Contributes the values and waits up to `MAX_WAIT_SECONDS` for the result."""
+        reduction = self._reduction
+        if reduction is None:
+            return ReduceReply(refusal=self._end_reason)
+        async with self._changed:
+            try:
+                reduction.contribute(peer, request.generation, request.round_number, request.op, values)
+            except ReductionError as error:
+                return ReduceReply(refusal=str(error))
+            self._changed.notify_all()
+
+            def is_settled() -> bool:
+                return self._reduction is not reduction or reduction.result(request.round_number) is not None
+
+            try:
+                async with asyncio.timeout(MAX_WAIT_SECONDS):
+                    await self._changed.wait_for(is_settled)
+            except TimeoutError:
+                return ReduceReply()
+        found = reduction.result(request.round_number)
+        return ReduceReply(refusal=self._end_reason) if found is None else ReduceReply(values=found.tobytes())

@@ -1,0 +1,110 @@
+"""`thinpipe up`: a hub and its peers on one machine, each peer in its own process."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinpipe.config.hub import UpConfig
+from thinpipe.swarm.hub.command import POLL_SECONDS, host, plain_console
+from thinpipe.swarm.hub.server import Hub
+from thinpipe.swarm.protocol.messages import EXIT_TEMPFAIL
+
+_LEAVE_SECONDS = 20.0
+"""Seconds for all peers to leave after the run has ended; then they are killed."""
+
+
+def up(config: UpConfig) -> int:
+    """Hosts a run and starts its peers as processes. Exit code as for `thinpipe hub`."""
+    console, peers = plain_console(), list[LocalPeer]()
+    hub_config, folder = config.as_hub(), config.job.dump_folder / "peers"
+    watchers = list[asyncio.Task[None]]()
+    with _stop_peers_on_exit(peers):
+
+        async def start_peers(hub: Hub) -> None:
+            for index in range(config.peers):
+                home = folder / str(index)
+                invite = str(home) if (home / "identity.toml").exists() else (await hub.admission.invite()).line()
+                peers.append(_join(invite, home, threads=max(1, (os.cpu_count() or 1) // config.peers)))
+            console.print(
+                f"{config.peers} peers, which write into {folder}/*/output.log; thinpipe status "
+                f"{config.job.dump_folder} shows them"
+            )
+            watchers.append(asyncio.create_task(_watch_peers(peers, hub, console.print)))
+
+        return host(hub_config, console, start_peers)
+
+
+@dataclass(frozen=True)
+class LocalPeer:
+    """A peer process started by `up`."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    earlier_nbytes: int
+    """Size of the log in bytes when this process started: output of earlier processes."""
+
+    @property
+    def has_failed(self) -> bool:
+        return self.process.poll() not in (None, 0, EXIT_TEMPFAIL)
+
+    def last_output(self) -> str:
+        """The last line that the process printed, or the signal that ended it."""
+        code = self.process.returncode
+        if code < 0:
+            return f"ended by {signal.Signals(-code).name}"
+        words = self.log.read_bytes()[self.earlier_nbytes :].decode(errors="replace").split("\n")
+        return next((line for line in reversed(words) if line.strip()), f"exit code {code}")
+
+
+async def _watch_peers(peers: Sequence[LocalPeer], hub: Hub, tell: Callable[[str], None]) -> None:
+    """Prints why a peer failed. Stops the hub, which would wait for ever, when no peer is left."""
+    reported = set[int]()
+    while hub.membership.present or any(peer.process.poll() is None for peer in peers):
+        await asyncio.sleep(POLL_SECONDS)
+        for index, peer in enumerate(peers):
+            if index not in reported and peer.has_failed:
+                reported.add(index)
+                with contextlib.suppress(OSError):
+                    tell(f"peer {index} has failed: {peer.last_output()} (all it printed: {peer.log})")
+    if not hub.generations.ended:
+        hub.stop("all peers have ended, and the run has not")
+
+
+def _join(invite: str, folder: Path, *, threads: int) -> LocalPeer:
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "thinpipe", "join", invite]
+    if not invite.startswith(str(folder)):
+        command += ["--folder", str(folder)]
+    log = folder / "output.log"
+    with log.open("ab") as output:
+        earlier_nbytes = log.stat().st_size
+        process = subprocess.Popen(
+            command,
+            env={"OMP_NUM_THREADS": str(threads), **os.environ},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl+C reaches only this process; its hub asks the peers to stop
+        )
+    return LocalPeer(process, log, earlier_nbytes)
+
+
+@contextlib.contextmanager
+def _stop_peers_on_exit(peers: Sequence[LocalPeer]) -> Iterator[None]:
+    """On exit waits until the peers have left, which they do by themselves when the run has ended; kills the rest."""
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        for process in (peer.process for peer in peers):
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

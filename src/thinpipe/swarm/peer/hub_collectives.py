@@ -1,0 +1,51 @@
+"""Small all-reduces through the hub: one round trip, instead of two for a star through a peer."""
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import torch.distributed as dist
+
+from thinpipe.swarm.protocol.reduction import MAX_WAIT_SECONDS, SERVICE, ReduceOp, ReduceReply, ReduceRequest
+from thinpipe.transport.collectives import StarCollectives
+from thinpipe.transport.nats.connection import HubConnection
+
+
+class HubCollectives(StarCollectives):
+    """Collectives in which all-reduces of numbers go through the hub, which sends all peers the same result. Larger
+    objects go from peer to peer, as in `StarCollectives`."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, connection: HubConnection, generation: int, *, timeout_seconds: float
+    ) -> None:
+        super().__init__(group)
+        self._connection, self._generation, self._timeout = connection, generation, timeout_seconds
+        self._rounds = 0
+
+    def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
+        return self._all_reduce("sum", values)
+
+    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
+        return self._all_reduce("max", values)
+
+    def _all_reduce(self, op: ReduceOp, values: Sequence[float]) -> list[float]:
+        """Repeats the request until it is answered: the hub answers a repeated request with the same result. Raises
+        ConnectionError when the generation is over or the timeout has passed."""
+        self._rounds += 1
+        request = ReduceRequest(
+            generation=self._generation, round_number=self._rounds, op=op, values=np.array(values, "<f8").tobytes()
+        )
+        data, deadline = msgspec.msgpack.encode(request), time.monotonic() + self._timeout
+        while time.monotonic() < deadline:
+            try:
+                answer = self._connection.request(SERVICE, data, seconds=MAX_WAIT_SECONDS + 10)
+            except TimeoutError:
+                continue
+            reply = msgspec.msgpack.decode(answer, type=ReduceReply)
+            if reply.refusal:
+                raise ConnectionError(reply.refusal)
+            if reply.values is not None:
+                found: list[float] = np.frombuffer(reply.values, "<f8").tolist()
+                return found
+        raise ConnectionError(f"the other peers did not reduce within {self._timeout:.0f} s")

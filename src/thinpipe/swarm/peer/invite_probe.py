@@ -1,0 +1,62 @@
+"""Measures the link of the holder of an invite before joining, without using up the invite."""
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import Self
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeoutError
+
+from thinpipe.swarm.protocol.invite import Invite
+from thinpipe.transport.nats.client import connect
+
+_LEAVE_SECONDS = 5.0
+
+
+class InviteProbe:
+    """Context manager with the `submit` of `HubConnection`; every request goes to the hub's `Admission`. Raises
+    UserError when the broker rejects the invite."""
+
+    def __init__(self, invite: Invite) -> None:
+        self._invite, self._loop = invite, asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="invite-probe", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self._client = asyncio.run_coroutine_threadsafe(self._connect(), self._loop).result()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        try:
+            asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result(_LEAVE_SECONDS)
+        finally:
+            self._end()
+
+    def submit(self, service: str, data: bytes, *, seconds: float, bulk: bool = False) -> Future[bytes]:  # noqa: ARG002
+        return asyncio.run_coroutine_threadsafe(self._request(data, seconds), self._loop)
+
+    async def _connect(self) -> Client:
+        invite = self._invite
+        return await connect(
+            invite.url, invite.fingerprint, invite.seed, inbox=f"_INBOX.{invite.id}", on_down=lambda _error: None
+        )
+
+    async def _request(self, data: bytes, seconds: float) -> bytes:
+        try:
+            answer = await self._client.request(f"join.{self._invite.id}", data, timeout=seconds)
+        except NatsTimeoutError:
+            raise TimeoutError(f"the hub did not answer within {seconds:g} s") from None
+        except NatsError as error:
+            raise ConnectionError(f"the hub could not be asked: {error}") from error
+        return answer.data
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_LEAVE_SECONDS)
+        self._loop.close()

@@ -1,0 +1,384 @@
+"""`thinpipe join`: the peer process. Asks the hub what to do, does it and asks again, until the run ends or the user
+leaves."""
+
+import secrets
+import shutil
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import torch.distributed as dist
+from rich.console import Console
+
+from thinpipe.checkpoint import Manifest
+from thinpipe.checkpoint.state import versions
+from thinpipe.checkpoint.storage import MANIFEST, is_layer_file, step_folder
+from thinpipe.config.hub import JoinConfig
+from thinpipe.config.run import DataConfig, JobConfig, RunConfig
+from thinpipe.config.toml import from_table
+from thinpipe.core.disk_space import DiskFullError, is_disk_full, wait_for_disk_space
+from thinpipe.core.errors import UserError
+from thinpipe.core.files import file_sha256, write_atomically
+from thinpipe.core.folder_lock import run_lock
+from thinpipe.core.numerics import numerics
+from thinpipe.swarm.peer.bandwidth_probe import measure_latency, measure_rates
+from thinpipe.swarm.peer.file_transfer import push
+from thinpipe.swarm.peer.identity import Identity, accept_invite, load_identity
+from thinpipe.swarm.peer.machine_probe import measure_machine
+from thinpipe.swarm.peer.remote_run import RemoteRun
+from thinpipe.swarm.peer.request_pipeline import FileTransferError
+from thinpipe.swarm.peer.standby import LINK_SHARE, StandbyMirror
+from thinpipe.swarm.protocol.invite import Invite
+from thinpipe.swarm.protocol.machine_report import MachineReport
+from thinpipe.swarm.protocol.messages import (
+    EXIT_TEMPFAIL,
+    MAX_TEXT_CHARACTERS,
+    Accusation,
+    Answer,
+    Assignment,
+    Finished,
+    LeaveRequest,
+    Measure,
+    NextRequest,
+    Refused,
+    RestoreFiles,
+    Standby,
+)
+from thinpipe.train.faults import PoisonedError
+from thinpipe.train.trainer import Trainer
+from thinpipe.transport.nats.client import UnreachableError
+from thinpipe.transport.nats.connection import HubConnection
+from thinpipe.transport.nats.frame import Origin
+from thinpipe.transport.nats.world import open_nats_group
+
+_ASK_SECONDS = 30.0
+"""Timeout of a `NextRequest` in seconds; longer than the hub's long poll."""
+_RETRY_SECONDS = 2.0
+"""Seconds before the hub is tried again after an error."""
+_ADMITTED_SECONDS = 5.0
+"""Seconds for which a refused or failed connection is retried."""
+_IN_USE_BY = (
+    "another `thinpipe join`, and a peer takes part once: end that one first (kill it if it does not hear Ctrl+C), or "
+    "join with another invite and another --folder"
+)
+_MAX_PAUSE_SECONDS = 64.0
+"""Maximum pause, in seconds, between attempts when the disk has free space, but too little for this peer's files."""
+_DISK_FULL_RETRY_SECONDS = 10.0
+"""Pause, in seconds, before the last steps are computed again because the final checkpoint could not be saved."""
+
+
+def run(config: JoinConfig) -> int:
+    """Exit code 0 when the run has ended or the user leaves, 1 when the hub was unreachable for too long, and
+    EXIT_TEMPFAIL when the hub's owner has stopped the hub. Raises UserError (exit code 2) when the hub refuses this
+    peer."""
+    identity, folder = _load_or_create_identity(config)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    with run_lock(folder, _IN_USE_BY):
+        console.print(f"you are {identity.name} in run {identity.run}; Ctrl+C leaves it")
+        return _run_until_done(PeerProcess(identity, folder, config, console))
+
+
+def _run_until_done(program: "PeerProcess") -> int:
+    """Restarts the peer's loop after lost connections, within the user's patience, and after a full disk."""
+    config, console = program.config, program.console
+    pause = _RETRY_SECONDS
+    while True:
+        try:
+            return program.run()
+        except (ConnectionError, TimeoutError) as error:
+            alone = time.monotonic() - program.last_answer
+            if alone > config.patience_seconds:
+                console.print(f"nothing was heard of the hub for {alone:.0f} s, so this is the end: {error}")
+                return 1
+            console.print(f"{error}; trying again for {config.patience_seconds - alone:.0f} s")
+            time.sleep(_RETRY_SECONDS)
+        except DiskFullError as error:
+            console.print(f"{error}; the others go on without this machine until there is room")
+            time.sleep(pause)
+            wait_for_disk_space(program.folder, console.print, who="this machine")
+            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+            program.last_answer = time.monotonic()
+
+
+def _load_or_create_identity(config: JoinConfig) -> tuple[Identity, Path]:
+    """Identity and folder of the peer, from a folder joined before or by accepting an invite."""
+    given = Path(config.invite)
+    if config.invite and not Invite.is_invite(config.invite) and given.is_dir():
+        identity = load_identity(given)
+        if identity is None:
+            raise UserError(f"{given} is not the folder of a run that you have joined: give the invite line")
+        return (replace(identity, url=config.address_in(identity.url)), given)
+    invite = Invite.read(config.invite)
+    invite = msgspec.structs.replace(invite, url=config.address_in(invite.url))
+    folder = config.folder or Path("joined") / invite.id
+    return accept_invite(invite, folder, name=config.name, numerics=numerics()), folder
+
+
+class PeerProcess:
+    """One incarnation of a peer. `run` may be called again after a ConnectionError, a TimeoutError or a
+    DiskFullError."""
+
+    def __init__(self, identity: Identity, folder: Path, config: JoinConfig, console: Console) -> None:
+        self.identity, self.folder, self.config, self.console = identity, folder, config, console
+        self.incarnation, self.generation, self.why = secrets.token_hex(8), 0, ""
+        """`incarnation`: id of this process. `generation`: generation taken part in last. `why`: error that ended
+        it."""
+        self.accusation: Accusation | None = None
+        self.report: MachineReport | None = None
+        self.concurrent: tuple[float, float] | None = None
+        """Uplink and downlink rates in bits per second from a concurrent measurement, until reported."""
+        self.uploaded = ""
+        """sha256 of the manifest whose missing files were restored to the hub; see `NextRequest.uploaded`."""
+        self.last_answer = time.monotonic()
+        """Time of the hub's last answer, in seconds of the monotonic clock."""
+        self._last_printed = ""
+        self._standby_mirror = StandbyMirror(folder)
+
+    def run(self) -> int:
+        """Connects and serves until the run has ended or the user leaves; returns the exit code. Raises UserError with
+        the reason if the hub has removed this peer."""
+        connection = self._connect()
+        removed: list[str] = []
+        connection.subscribe("note", lambda _sender, data: removed.append(data.decode(errors="replace")), urgent=True)
+        try:
+            return self._serve(connection)
+        except KeyboardInterrupt:
+            self._leave(connection)
+            return 0
+        except (ConnectionError, TimeoutError) as error:
+            if removed:
+                raise UserError(removed[0]) from error
+            raise
+        except DiskFullError:
+            self._announce_leave(connection)
+            raise
+        finally:
+            self._standby_mirror.stop()
+            connection.close()
+
+    def _connect(self) -> HubConnection:
+        """Connects, with retries: nats-server rejects clients that authenticate while it reloads its configuration."""
+        began = time.monotonic()
+        while True:
+            try:
+                return HubConnection(self.identity.address, incarnation=self.incarnation)
+            except UserError as error:
+                if time.monotonic() - began > _ADMITTED_SECONDS:
+                    raise (ConnectionError(str(error)) if isinstance(error, UnreachableError) else error) from None
+            time.sleep(0.2)
+
+    def _serve(self, connection: HubConnection) -> int:
+        """The loop: ask the hub, act on the answer. Returns the exit code."""
+        while True:
+            answer = self._ask(connection)
+            if not isinstance(answer, Standby):
+                self._standby_mirror.stop()
+            match answer:
+                case Standby(text=text, manifest=manifest):
+                    self._print_once("; ".join(filter(None, (text, self._standby_mirror.problem))))
+                    self._copy(connection, manifest)
+                case Measure() as measure:
+                    self._measure(connection, measure)
+                case RestoreFiles() as give:
+                    self._restore_files(connection, give)
+                case Assignment() as assignment:
+                    if self._run_generation(connection, assignment):
+                        self._leave(connection)
+                        return 0
+                case Finished(text=text, will_resume=will_resume):
+                    back = f"`thinpipe join {self.folder}` comes back when the hub runs again"
+                    self._print_once(
+                        f"the hub's owner has stopped it: {back}" if will_resume else f"the run has ended; {text}"
+                    )
+                    self._announce_leave(connection)
+                    return EXIT_TEMPFAIL if will_resume else 0
+                case Refused(text=text):
+                    raise UserError(f"the hub refused: {text}")
+
+    def _ask(self, connection: HubConnection) -> Answer:
+        """Sends a `NextRequest` with everything to report since the last one."""
+        request = NextRequest(
+            incarnation=self.incarnation,
+            numerics=numerics(),
+            report=self.report,
+            left_generation=self.generation,
+            why=self.why[:MAX_TEXT_CHARACTERS],
+            accusation=self.accusation,
+            concurrent_bps=self.concurrent,
+            uploaded=self.uploaded,
+        )
+        data = connection.request("next", msgspec.msgpack.encode(request), seconds=_ASK_SECONDS)
+        self.why, self.accusation, self.concurrent = "", None, None
+        self.last_answer = time.monotonic()
+        answer: Answer = msgspec.msgpack.decode(data, type=Answer)
+        return answer
+
+    def _copy(self, connection: HubConnection, manifest: bytes) -> None:
+        """Mirrors the newest checkpoint in the background."""
+        if self.report is not None:
+            self._standby_mirror.follow(connection, manifest, bytes_per_second=LINK_SHARE * self.report.down_bps / 8)
+
+    def _measure(self, connection: HubConnection, wanted: Measure) -> None:
+        """Measures machine and link, or only the link if all peers measure at once."""
+        if wanted.concurrent:
+            self._print_once("measuring the line while everybody does")
+            rates = measure_rates(connection)
+            self.concurrent = rates.up_bps, rates.down_bps
+            return
+        self._print_once("measuring this machine and its line")
+        processor = measure_machine(
+            self._settings(wanted.settings), dim=wanted.dim, memory_limit_nbytes=self.config.memory_nbytes
+        )
+        rates, latency = measure_rates(connection), measure_latency(connection)
+        self.report = MachineReport(
+            processor=processor,
+            up_bps=rates.up_bps,
+            down_bps=rates.down_bps,
+            latency_s=latency,
+            versions=versions(),
+        )
+        self._print_once(self.report.in_words())
+
+    def _restore_files(self, connection: HubConnection, wanted: RestoreFiles) -> None:
+        """Uploads files that the hub has lost, of a checkpoint of which this peer has a part."""
+        self._print_once(wanted.text)
+        folder = self.folder / "checkpoints" / step_folder(wanted.step)
+        uploaded = True
+        for name, sha256 in wanted.files.items():
+            if not is_layer_file(name):
+                raise UserError(f"the hub wants our {name[:80]!r}: it is no hub to trust")
+            path = folder / name
+            try:
+                if path.is_file() and file_sha256(path) == sha256:
+                    push(connection, path, f"{folder.name}/{name}")
+            except UserError as error:
+                uploaded = False
+                self._print_once(f"could not give {name}: {error}")
+            except (ConnectionError, TimeoutError):
+                raise
+            except OSError as error:  # an unreadable file counts as absent, so that the repair need not wait for it
+                self._print_once(
+                    f"{name} cannot be read here ({error.strerror or error}), so the hub must do without ours"
+                )
+        if uploaded:
+            self.uploaded = wanted.manifest
+        else:
+            time.sleep(_RETRY_SECONDS)
+
+    def _run_generation(self, connection: HubConnection, assignment: Assignment) -> bool:
+        """Trains for one generation. True when the user wants to leave."""
+        self.generation = assignment.generation
+        mine = assignment.names.index(self.identity.name)
+        self._print_once(
+            f"generation {assignment.generation}: {assignment.shares[mine]} of {sum(assignment.shares)} segments, "
+            f"place {mine + 1} of "
+            f"{len(assignment.names)}; {assignment.text}"
+        )
+        config = self._settings(assignment.settings)
+        with self._local_disk_errors():
+            self._prepare_folder(assignment)
+        connection.activity.begin(assignment.generation)
+        remote_run = RemoteRun(connection, assignment, config, self._print_once)
+        origin = Origin(
+            run=bytes.fromhex(self.identity.fingerprint[:16]),
+            generation=assignment.generation,
+            incarnation=assignment.incarnations[self.identity.name],
+        )
+        trainer: Trainer | None = None
+        reason = ""
+        try:
+            timeout = timedelta(seconds=config.parallelism.timeout_seconds)
+            group = None
+            if len(assignment.names) > 1:
+                group = open_nats_group(
+                    connection, assignment.names, origin, timeout=timeout, incarnations=assignment.incarnations
+                )
+            with self._local_disk_errors():
+                trainer = Trainer(config, group, remote_run)
+                reason = trainer.train()
+        except PoisonedError as error:
+            name = assignment.names[error.sender]
+            what = (
+                error.what if error.receiver is None else f"{error.what}, found by {assignment.names[error.receiver]}"
+            )
+            self.accusation = Accusation(name=name, step=error.step, what=what)
+            self.why = f"{name} was wrong twice in step {error.step}: {what}"
+            self._print_once(f"generation {assignment.generation} is over: {self.why}")
+        except (ConnectionError, TimeoutError, dist.DistError) as error:  # TimeoutError: the hub is frozen
+            self.why = str(error)
+            self._print_once(f"generation {assignment.generation} is over: {error}")
+        finally:
+            connection.activity.end()  # uploads in `close` are not subject to stall detection
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            remote_run.close()
+        if trainer is None or trainer.stop_requested_here:
+            return trainer is not None
+        if reason == "not_saved" and trainer.finished_steps == config.training.steps:
+            self._print_once(
+                f"the last step could not be saved: make room; trying again in {_DISK_FULL_RETRY_SECONDS:.0f} s"
+            )
+            time.sleep(_DISK_FULL_RETRY_SECONDS)
+        return False
+
+    @contextmanager
+    def _local_disk_errors(self) -> Iterator[None]:
+        """Turns errors of the local disk into DiskFullError or UserError; connection errors pass."""
+        try:
+            yield
+        except (ConnectionError, TimeoutError):
+            raise
+        except (OSError, FileTransferError) as error:
+            if is_disk_full(error):
+                raise DiskFullError(
+                    f"generation {self.generation} is over: no room on the disk of {self.folder}"
+                ) from error
+            if isinstance(error, FileTransferError):
+                raise
+            raise UserError(
+                f"this machine cannot go on ({error}): put that right, then `thinpipe join {self.folder}` comes back"
+            ) from error
+
+    def _settings(self, text: str) -> RunConfig:
+        """The hub's settings, with folders and device replaced by those of this machine."""
+        config = from_table(tomllib.loads(text), RunConfig, where="the hub's settings")
+        model = config.model if config.model.initial is None else replace(config.model, initial=self.folder)
+        return replace(
+            config,
+            job=JobConfig(dump_folder=self.folder),
+            data=DataConfig(),
+            model=model,
+            boundary=replace(config.boundary, store=None),
+            training=replace(config.training, device=self.config.device),
+        )
+
+    def _prepare_folder(self, assignment: Assignment) -> None:
+        """Makes the checkpoint to resume from the newest in this peer's folder. Newer ones are deleted: they were not
+        completed by all peers."""
+        manifest = msgspec.json.decode(assignment.manifest, type=Manifest)
+        checkpoints = self.folder / "checkpoints"
+        for path in checkpoints.glob("step-*"):
+            if path.name > step_folder(manifest.step):
+                shutil.rmtree(path)
+        newest = checkpoints / step_folder(manifest.step)
+        newest.mkdir(parents=True, exist_ok=True)
+        write_atomically(newest / MANIFEST, assignment.manifest)
+
+    def _leave(self, connection: HubConnection) -> None:
+        self._print_once(f"leaving; `thinpipe join {self.folder}` comes back")
+        self._announce_leave(connection)
+
+    def _announce_leave(self, connection: HubConnection) -> None:
+        """Tells the hub that this process ends."""
+        with suppress(ConnectionError, TimeoutError):  # the hub then notices by missing heartbeats
+            connection.request("leave", msgspec.msgpack.encode(LeaveRequest(incarnation=self.incarnation)), seconds=5)
+
+    def _print_once(self, text: str) -> None:
+        if text != self._last_printed:
+            self._last_printed = text
+            self.console.print(text)

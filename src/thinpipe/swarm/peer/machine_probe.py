@@ -1,0 +1,124 @@
+"""Measures a peer's machine: floating-point rate in matrix products, and memory that a run may use.
+
+The matrix products are those of an MLP of the model, forward and backward, in the run's number formats. A whole
+training step reaches a lower rate (norms, attention, optimizer), by a factor that is much the same for machines of a
+kind: the partition comes out right, absolute speeds come out too high.
+"""
+
+import os
+import platform
+import time
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import torch
+import torch.nn.functional as F
+
+from thinpipe.config.run import RunConfig
+from thinpipe.core.errors import UserError
+from thinpipe.swarm.protocol.machine_report import ProcessorReport
+from thinpipe.train.engine import choose_device
+
+_FIRST_TOKENS = 32
+"""Number of tokens in the first, smallest measurement."""
+_MAX_RUN_SECONDS = 0.1
+"""Duration of one measurement in seconds up to which the number of tokens is doubled."""
+_SHARE_OF_RAM, _SHARE_OF_GPU = 0.8, 0.9
+"""Fractions of the free memory that a run may use, on CPU and GPU: the rest is for other programs and for fragmentation
+of the allocator."""
+
+
+def measure_machine(
+    config: RunConfig, *, dim: int, memory_limit_nbytes: int | None = None, seconds: float = 1.0
+) -> ProcessorReport:
+    """Measures for about `seconds`. `dim`: hidden dimension of the model; `memory_limit_nbytes`: the owner's limit on
+    memory."""
+    device = choose_device(config.training.device)
+    flops = measure_flops(
+        device,
+        tokens=config.microbatch_size * config.training.seq_len,
+        dim=dim,
+        dtype=getattr(torch, config.training.dtype),
+        autocast_bf16=config.execution.autocast_bf16,
+        seconds=seconds,
+    )
+    return ProcessorReport(
+        device=device_name(device),
+        threads=torch.get_num_threads(),
+        flops=flops,
+        memory_nbytes=usable_nbytes(device, memory_limit_nbytes),
+    )
+
+
+def measure_flops(
+    device: torch.device, *, tokens: int, dim: int, dtype: torch.dtype, autocast_bf16: bool, seconds: float
+) -> float:
+    """Floating-point operations per second, the best of several runs: disturbances only make a run slower.
+
+    The product is [tokens, dim] times [dim, 4 dim], forward and backward; with fewer tokens where all of them would
+    take too long.
+    """
+    weight = torch.randn(4 * dim, dim, dtype=dtype, device=device).mul_(0.02).requires_grad_()
+    rows = min(tokens, _FIRST_TOKENS)
+    _time_matmul(weight, rows, autocast_bf16)  # warm-up: libraries load on first use
+    best, began = 0.0, time.monotonic()
+    while True:
+        seconds_taken = _time_matmul(weight, rows, autocast_bf16)
+        best = max(best, 6 * weight.numel() * rows / seconds_taken)
+        if time.monotonic() - began >= seconds:
+            return best
+        if rows < tokens and seconds_taken < _MAX_RUN_SECONDS:
+            rows = min(tokens, 2 * rows)
+
+
+def _time_matmul(weight: torch.Tensor, rows: int, autocast_bf16: bool) -> float:
+    """Seconds of one forward and backward matrix product."""
+    x_ND = torch.randn(rows, weight.shape[1], dtype=weight.dtype, device=weight.device, requires_grad=True)
+    gradient = torch.ones(rows, weight.shape[0], dtype=weight.dtype, device=weight.device)
+    _synchronise(weight.device)
+    began = time.perf_counter()
+    with torch.autocast(weight.device.type, torch.bfloat16, enabled=autocast_bf16):
+        out = F.linear(x_ND, weight)
+    torch.autograd.grad(out, (x_ND, weight), gradient.to(out.dtype))
+    _synchronise(weight.device)
+    return time.perf_counter() - began
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def usable_nbytes(device: torch.device, limit_nbytes: int | None = None) -> int:
+    """Bytes of memory that a run may use, in addition to what this process already uses. Raises UserError for a limit
+    below 1."""
+    if limit_nbytes is not None and limit_nbytes < 1:
+        raise UserError(
+            f"a memory limit of {limit_nbytes} bytes leaves nothing to train with: leave it out, or raise it"
+        )
+    if device.type == "cuda":
+        free = int(torch.cuda.mem_get_info(device)[0] * _SHARE_OF_GPU)
+    else:
+        free = int(min(psutil.virtual_memory().available, _container_nbytes()) * _SHARE_OF_RAM)
+    return free if limit_nbytes is None else min(free, limit_nbytes)
+
+
+def _container_nbytes(folder: Path = Path("/sys/fs/cgroup")) -> float:
+    """Bytes left under the memory limit of a Linux container (cgroup v2); infinite without a limit."""
+    try:
+        limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return float("inf")
+    return float("inf") if limit == "max" else max(0.0, float(limit) - float(used))
+
+
+def device_name(device: torch.device) -> str:
+    """Vendor's name of the device."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return named or platform.processor() or platform.machine() or os.name

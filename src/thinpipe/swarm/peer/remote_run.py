@@ -1,0 +1,285 @@
+"""The run environment of a peer: token batches, layers and stop requests come from the hub; events and saved
+checkpoints go to it."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch.distributed as dist
+
+from thinpipe.checkpoint import Checkpoint, Manifest
+from thinpipe.checkpoint.storage import layer_file, step_folder
+from thinpipe.config.run import RunConfig
+from thinpipe.core.errors import UserError
+from thinpipe.core.events import AnyEvent, Saved
+from thinpipe.core.hashing import text_sha256
+from thinpipe.data import Cursor
+from thinpipe.swarm.peer.file_transfer import fetch, push, stat
+from thinpipe.swarm.peer.hub_collectives import HubCollectives
+from thinpipe.swarm.peer.request_pipeline import FileTransferError, RateLimiter
+from thinpipe.swarm.protocol.file_messages import is_safe_path
+from thinpipe.swarm.protocol.messages import (
+    MAX_UPLOAD_SECONDS,
+    Assignment,
+    CheckpointAnnouncement,
+    EventReport,
+    ReadyRequest,
+    RequestReply,
+    TokensRequest,
+    is_near_removal,
+)
+from thinpipe.train.data_loading import DatasetInfo, token_dtype, tokenizer_sha256
+from thinpipe.train.engine import Ids
+from thinpipe.train.run_environment import RunEnvironment
+from thinpipe.transport.collectives import Collectives, collectives_for
+from thinpipe.transport.nats.connection import HubConnection
+
+_SECONDS, _RETRY_SECONDS = 60.0, 0.25
+"""`_SECONDS`: timeout of a request to the hub. `_RETRY_SECONDS`: pause before a request is repeated."""
+_BATCHES_AHEAD = 2
+"""Number of batches prefetched beyond the current one."""
+_OVER = "the hub says that the generation is over"
+
+Tell = Callable[[str], None]
+"""Prints a line of text for the peer's user."""
+
+
+class RemoteTokens:
+    """`TokenSource` that requests batches from the hub. Prefetches, so that the round trip to the hub costs no time."""
+
+    def __init__(self, connection: HubConnection, dataset_info: DatasetInfo, config: RunConfig) -> None:
+        self._connection, self.dataset_info = connection, dataset_info
+        self._batch, self._seq_len = config.training.global_batch_size, config.training.seq_len
+        self._dtype = token_dtype(dataset_info.vocab_size)
+        self._in_flight: dict[tuple[str, int], Future[bytes]] = {}
+
+    def batch(self, cursor: Cursor) -> Ids:
+        ahead = [cursor.samples_seen + number * self._batch for number in range(_BATCHES_AHEAD + 1)]
+        return self._take("train", ahead)
+
+    @property
+    def validation(self) -> Iterator[Ids]:
+        """All validation batches, in order."""
+        count = self.dataset_info.validation_batches
+        for index in range(count):
+            yield self._take("validation", range(index, min(count, index + _BATCHES_AHEAD + 1)))
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Nothing to do: `RemoteRun.fetch` downloads the tokenizer."""
+
+    def _take(self, split: str, indices: Collection[int]) -> Ids:
+        """Returns the batch at the first of these indices and requests the others. Raises ConnectionError if the
+        generation is over."""
+        for index in indices:
+            if (split, index) not in self._in_flight:
+                request = TokensRequest(split=split, index=index)  # type: ignore[arg-type]
+                data = msgspec.msgpack.encode(request)
+                self._in_flight[split, index] = self._connection.submit("tokens", data, seconds=_SECONDS, bulk=True)
+        wanted = next(iter(indices))
+        data = self._connection.await_reply(self._in_flight.pop((split, wanted)), seconds=_SECONDS)
+        for key in [key for key in self._in_flight if key[0] == split and key[1] not in indices]:
+            self._in_flight.pop(key).cancel()
+        if not data:
+            raise ConnectionError(_OVER)
+        ids = np.frombuffer(data, self._dtype)
+        if ids.size != self._batch * (self._seq_len + 1):
+            raise ConnectionError(f"the hub sent {ids.size} ids for a batch of {self._batch} x {self._seq_len + 1}")
+        return ids.reshape(self._batch, self._seq_len + 1).astype(np.int64)
+
+
+def _tell_once_started(tell: Tell, words: str, _have: int, _nbytes: int) -> None:
+    """Progress callback: prints only for files that are actually downloaded, not for those already complete on disk."""
+    tell(words)
+
+
+class RemoteRun(RunEnvironment):
+    """Run environment for one generation; see `RunEnvironment`. `close` waits until the uploads of saved checkpoints
+    are done."""
+
+    def __init__(self, connection: HubConnection, assignment: Assignment, config: RunConfig, tell: Tell) -> None:
+        self._connection, self._assignment, self._config, self._tell = connection, assignment, config, tell
+        self._folder = config.job.dump_folder
+        self._manifest = msgspec.json.decode(assignment.manifest, type=Manifest)
+        self._is_first = assignment.names[0] == connection.address.name
+        self.tokens = RemoteTokens(connection, msgspec.json.decode(assignment.dataset_info, type=DatasetInfo), config)
+        self._stop = threading.Event()
+        self._cancel = connection.subscribe_broadcast("stop", lambda _data: self._stop.set())
+        rate = assignment.upload_bytes_per_second.get(connection.address.name)
+        self._uploader = Uploader(
+            connection, assignment.generation, tell, bytes_per_second=rate, committed=self._manifest.step
+        )
+        self._own_files: list[str] = []
+        """Checkpoint files of this peer's layers."""
+
+    def collectives(self, group: dist.ProcessGroup | None) -> Collectives:
+        if group is None:
+            return collectives_for(None)
+        timeout = self._config.parallelism.timeout_seconds
+        return HubCollectives(group, self._connection, self._assignment.generation, timeout_seconds=timeout)
+
+    def step(self) -> AbstractContextManager[None]:
+        return self._connection.activity.step()
+
+    def fetch(self, layers: Collection[str], optional_layers: Collection[str]) -> None:
+        step = step_folder(self._manifest.step)
+        target = self._folder / "checkpoints" / step
+        files = [layer_file(layer) for layer in dict.fromkeys((*layers, *optional_layers))]
+        self._own_files = files
+        wanted = {name: self._manifest.files[name] for name in files if name in self._manifest.files}
+        for number, (name, entry) in enumerate(wanted.items(), 1):
+            words = f"fetching {name}, {number} of {len(wanted)}, {entry.nbytes / 1e6:.1f} MB"
+            self._fetch(f"{step}/{name}", target / name, entry.nbytes, entry.sha256, words)
+        for name in self._assignment.tokenizer:
+            if not (is_safe_path(name) and name.startswith("tokenizer/")):
+                raise UserError(f"the hub wants to write to {name[:80]!r} here: it is no hub to trust")
+            found = stat(self._connection, name)
+            self._fetch(name, self._folder / name, found.nbytes, found.sha256)
+
+    def _fetch(self, name: str, target: Path, nbytes: int, sha256: str, words: str = "") -> None:
+        """Downloads a file. A bad file at the hub ends the generation (ConnectionError), not this process: the hub
+        looks for another copy. Errors of the local disk are raised as FileTransferError."""
+        try:
+            progress = partial(_tell_once_started, self._tell, words) if words else None
+            fetch(self._connection, name, target, nbytes=nbytes, sha256=sha256, progress=progress)
+        except FileTransferError as error:
+            if isinstance(error.__cause__, OSError):  # the local disk
+                raise
+            raise ConnectionError(str(error)) from error
+
+    def ready(self, hashes: Mapping[str, str]) -> None:
+        ours = {
+            "settings": text_sha256(self._assignment.settings),
+            "tokenizer": tokenizer_sha256({name: self._folder / name for name in self._assignment.tokenizer}),
+        }
+        request = msgspec.msgpack.encode(
+            ReadyRequest(generation=self._assignment.generation, hashes=ours | dict(hashes))
+        )
+        answer = msgspec.msgpack.decode(self._connection.request("ready", request, seconds=_SECONDS), type=RequestReply)
+        if answer.generation_over:
+            raise ConnectionError(_OVER)
+        if answer.refusal:
+            raise UserError(f"the hub refused: {answer.refusal}")
+
+    def on_event(self, event: AnyEvent) -> None:
+        if self._is_first:
+            report = EventReport(generation=self._assignment.generation, event=msgspec.json.encode(event))
+            self._connection.publish("event", msgspec.msgpack.encode(report))
+        if isinstance(event, Saved):
+            self._uploader.enqueue(Path(event.path), self._own_files)
+
+    def asked_to_stop(self) -> bool:
+        return self._stop.is_set()
+
+    def name_of(self, process: int) -> str:
+        return self._assignment.names[process]
+
+    def may_accuse(self, step: int) -> bool:
+        return len(self._assignment.names) > 1 and not is_near_removal(step, self._assignment.removal_steps)
+
+    def protected(self) -> Collection[Path]:
+        return self._uploader.protected(self._folder / "checkpoints")
+
+    def close(self) -> None:
+        self._cancel()
+        self._uploader.close()
+
+
+class Uploader:
+    """Uploads saved checkpoints to the hub in a background thread while training goes on; of several waiting
+    checkpoints only the newest.
+
+    `bytes_per_second`: rate limit until `close`; None: unlimited. `committed`: step of the hub's newest commit.
+    """
+
+    def __init__(
+        self,
+        connection: HubConnection,
+        generation: int,
+        tell: Tell,
+        *,
+        bytes_per_second: float | None = None,
+        committed: int = 0,
+    ) -> None:
+        self._connection, self._generation, self._tell = connection, generation, tell
+        self._rate_limiter = RateLimiter(bytes_per_second)
+        self._committed = committed
+        self._sent: Path | None = None
+        self._changed = threading.Condition()
+        self._waiting: tuple[Path, list[str]] | None = None
+        self._closing = False
+        self._sending: Path | None = None
+        self._thread = threading.Thread(target=self._run, name="thinpipe-uploader", daemon=True)
+        self._thread.start()
+
+    def enqueue(self, path: Path, files: list[str]) -> None:
+        """Schedules an upload of these files; replaces a checkpoint that is still waiting."""
+        with self._changed:
+            self._waiting = path, files
+            self._changed.notify()
+
+    def protected(self, checkpoints: Path) -> Collection[Path]:
+        """Checkpoints that must not be deleted: the hub's newest known commit and the last one uploaded since, so that
+        a second copy of this peer's part exists, and the one being uploaded."""
+        committed = checkpoints / step_folder(self._committed)
+        return [path for path in (committed, self._sent, self._sending) if path is not None]
+
+    def close(self) -> None:
+        """Lifts the rate limit and waits until a waiting checkpoint is uploaded."""
+        self._rate_limiter.disable()
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._closing)
+                if self._waiting is None:
+                    return
+                (path, files), self._waiting = self._waiting, None
+                self._sending = path
+            try:
+                if self._send(path, files):
+                    self._sent = path
+            except (OSError, UserError) as error:  # not fatal: a lost hub ends the generation elsewhere
+                self._tell(f"could not send {path.name} to the hub: {error}")
+            finally:
+                self._sending = None
+
+    def _send(self, path: Path, files: list[str]) -> bool:
+        """Announces and uploads a checkpoint. False: a newer one is waiting, and nothing was uploaded."""
+        manifest = Checkpoint.open(path, layers=()).manifest
+        files = [name for name in files if name in manifest.files]
+        request = CheckpointAnnouncement(
+            generation=self._generation, manifest=msgspec.json.encode(manifest), files=files
+        )
+        if not self._may_send(msgspec.msgpack.encode(request)):
+            return False  # in favour of the newer one
+        for name in files:
+            push(self._connection, path / name, f"{path.name}/{name}", rate_limiter=self._rate_limiter)
+        return True
+
+    def _may_send(self, request: bytes) -> bool:
+        """Announces the checkpoint, again and again while the hub still receives an older one from slower peers. False:
+        a newer checkpoint of this peer is waiting. Raises UserError if the hub refuses."""
+        deadline = time.monotonic() + MAX_UPLOAD_SECONDS
+        while time.monotonic() < deadline:
+            answer = msgspec.msgpack.decode(
+                self._connection.request("checkpoint", request, seconds=_SECONDS), type=RequestReply
+            )
+            if answer.refusal:
+                raise UserError(answer.refusal)
+            self._committed = max(self._committed, answer.committed)
+            if not answer.retry_later:
+                return True
+            with self._changed:
+                if self._changed.wait_for(lambda: self._waiting is not None, timeout=_RETRY_SECONDS):
+                    return False
+        raise UserError("somebody's older one does not get there")

@@ -1,0 +1,24 @@
+"""Decodes untrusted messages: a message of the expected type, or None. No input can raise an exception."""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+Kind = TypeVar("Kind")
+Decoder = msgspec.msgpack.Decoder[Kind] | msgspec.json.Decoder[Kind]
+
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Exceptions of msgspec decoders: wrong type or malformed data, invalid UTF-8, too deeply nested lists."""
+
+
+def decode_or_none(decoder: "Decoder[Kind]", data: bytes) -> Kind | None:
+    """The decoded message; None if the data is not a valid message of the decoder's type."""
+    try:
+        return decoder.decode(data)
+    except DECODE_ERRORS:
+        return None
+
+
+def sanitize(text: Any, max_characters: int = 500) -> str:
+    """Untrusted text made safe to print: truncated, with non-printable characters (terminal control codes) replaced."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(text)[:max_characters])

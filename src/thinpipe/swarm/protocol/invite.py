@@ -1,0 +1,100 @@
+"""Invite: one line of text with which one person can join a run once.
+
+It contains the broker's URL, the fingerprint of its certificate and the seed of a single-use key.
+"""
+
+import base64
+import binascii
+import re
+from typing import Self
+
+import msgspec
+
+from thinpipe.core.errors import UserError
+from thinpipe.swarm.protocol.keys import KeyPair
+from thinpipe.swarm.protocol.names import check_name
+
+_PREFIX = "thinpipe2:"
+"""The number is increased when hub and peer of different versions cannot decode each other's messages."""
+_ANY_PREFIX = re.compile(r"thinpipe\d+:")
+MAX_CHARACTERS = 1024
+
+
+class _Packed(msgspec.Struct, array_like=True):
+    """Encoding of an invite in the line; positional and binary, because people copy the line."""
+
+    url: str
+    run: str
+    fingerprint: bytes
+    id: str
+    seed: bytes
+
+
+class Invite(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoded invite. Its line is a bearer credential: anyone who has it can join, so it is sent like a password."""
+
+    url: str
+    """URL of the broker."""
+    run: str
+    """Name of the run."""
+    fingerprint: str
+    """sha256 fingerprint of the broker's certificate, which authenticates the hub."""
+    id: str
+    """Id of the invite, used in the broker's subjects."""
+    seed: str
+    """Seed of the single-use key."""
+
+    @staticmethod
+    def is_invite(text: str) -> bool:
+        """True if the text starts like an invite, of any version."""
+        return _ANY_PREFIX.match(text.strip()) is not None
+
+    @classmethod
+    def read(cls, line: str) -> Self:
+        """Decodes the line. Raises UserError saying what is wrong if it is truncated, mistyped or of another
+        version."""
+        line = "".join(line.split())  # mail programs break lines
+        if (other := _ANY_PREFIX.match(line)) and other[0] != _PREFIX:
+            raise UserError(
+                f"this invite begins with {other[0]!r} and ours with {_PREFIX!r}: the hub runs another version of "
+                "thinpipe, install that one here, or have the hub upgraded and ask for a new invite"
+            )
+        if not line.startswith(_PREFIX):
+            raise UserError(f"an invite begins with {_PREFIX!r}: copy the whole line that `thinpipe hub` printed")
+        if len(line) > MAX_CHARACTERS:
+            raise UserError("this invite is too long to be one: copy the line that `thinpipe hub` printed, and no more")
+        try:
+            text = line.removeprefix(_PREFIX)
+            data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+            body, checksum = data[:-4], data[-4:]
+            if binascii.crc32(body).to_bytes(4) != checksum or _as_text(data) != text:
+                raise ValueError
+            packed = msgspec.msgpack.decode(body, type=_Packed)
+            invite = cls(
+                url=packed.url,
+                run=packed.run,
+                fingerprint=packed.fingerprint.hex(),
+                id=packed.id,
+                seed=base64.b32encode(packed.seed).decode().rstrip("="),
+            )
+            KeyPair.from_seed(invite.seed)
+            check_name(invite.id)  # it becomes the name of a folder
+        except (ValueError, msgspec.MsgspecError, UserError):
+            raise UserError(
+                "this invite is damaged: some of it is missing or changed; copy the whole line from `thinpipe hub`"
+            ) from None
+        return invite
+
+    def line(self) -> str:
+        """The invite as one line of text, with a checksum."""
+        seed = base64.b32decode(self.seed + "=" * (-len(self.seed) % 8))
+        packed = _Packed(self.url, self.run, bytes.fromhex(self.fingerprint), self.id, seed)
+        body = msgspec.msgpack.encode(packed)
+        return _PREFIX + _as_text(body + binascii.crc32(body).to_bytes(4))
+
+    def __repr__(self) -> str:
+        return f"Invite(url={self.url!r}, run={self.run!r}, id={self.id!r})"
+
+
+def _as_text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")

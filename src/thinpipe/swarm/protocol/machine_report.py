@@ -1,0 +1,83 @@
+"""Measured compute, memory and link of a peer's machine, reported to the hub before segments are assigned. No torch
+here."""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from thinpipe.core.events import PeerAssignment
+from thinpipe.core.units import format_bit_rate, format_bytes, format_flops
+from thinpipe.plan.partition import Machine
+from thinpipe.swarm.protocol.decoding import sanitize
+
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+ShortText = Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class ProcessorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Compute device of a peer."""
+
+    device: ShortText
+    """Vendor's name of the device."""
+    threads: Annotated[int, msgspec.Meta(ge=1)]
+    """Number of CPU threads that torch uses."""
+    flops: PositiveFloat
+    """Floating-point operations per second in matrix products of the model's sizes, forward and backward."""
+    memory_nbytes: Annotated[int, msgspec.Meta(ge=0)]
+    """Memory that a run may use, in bytes."""
+
+
+class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Compute and link of a peer, as the peer reports them.
+
+    Untrusted: values that are not finite and positive (the latency may be 0) are rejected while decoding, but nothing
+    proves that they are true. A peer that overstates its speed is a bottleneck that `Partition.loads` does not show.
+    """
+
+    processor: ProcessorReport
+    up_bps: PositiveFloat
+    """Payload rate from the peer to the hub, in bits per second."""
+    down_bps: PositiveFloat
+    """Payload rate from the hub to the peer, in bits per second."""
+    latency_s: Annotated[float, msgspec.Meta(ge=0)]
+    """Round-trip time between peer and hub, in seconds."""
+    versions: Annotated[dict[ShortText, ShortText], msgspec.Meta(max_length=20)]
+    """Versions of installed packages, by name."""
+
+    def __post_init__(self) -> None:
+        numbers = (self.processor.flops, self.up_bps, self.down_bps, self.latency_s)
+        if not all(math.isfinite(number) for number in numbers):
+            raise ValueError("a machine's figures must be finite")
+
+    def in_words(self) -> str:
+        return (
+            f"this machine: {format_flops(self.processor.flops)}, {format_bytes(self.processor.memory_nbytes)} of "
+            "memory; "
+            f"its line: {format_bit_rate(self.up_bps)} up, {format_bit_rate(self.down_bps)} down, "
+            f"{self.latency_s * 1e3:.0f} ms there and back"
+        )
+
+    def machine(self, name: str) -> Machine:
+        """The report as an input of `make_partition`."""
+        return Machine(
+            name=name,
+            flops=self.processor.flops,
+            memory_nbytes=self.processor.memory_nbytes,
+            up_bps=self.up_bps,
+            down_bps=self.down_bps,
+        )
+
+    def place(self, name: str, segments: Sequence[int]) -> PeerAssignment:
+        """The report and the assigned segments as an entry of the event log."""
+        return PeerAssignment(
+            name=name,
+            segments=list(segments),
+            device=sanitize(self.processor.device),
+            flops=self.processor.flops,
+            memory_nbytes=self.processor.memory_nbytes,
+            up_bps=self.up_bps,
+            down_bps=self.down_bps,
+            latency_s=self.latency_s,
+        )

@@ -1,0 +1,120 @@
+"""Token batches of a run, from a local folder of token shards. A run joined through a hub gets its batches from the hub
+(`swarm.peer.remote_run.RemoteTokens`)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from thinpipe.config.run import RunConfig
+from thinpipe.core.files import file_sha256
+from thinpipe.core.hashing import text_sha256
+from thinpipe.data import Batches, Cursor, EvenlySpacedBatches, Tokenizer, Tokens, has_tokens
+from thinpipe.train.engine import Ids
+from thinpipe.transport.collectives import Collectives
+
+
+class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about the dataset that every process needs, also those without the data."""
+
+    vocab_size: int
+    sha256: str
+    """Content hash of the training tokens."""
+    validation_batches: int
+    """Number of validation batches; 0 without a validation split."""
+    bits_per_byte_per_nat: float | None
+    """Factor from validation loss (nats per token) to bits per byte; None without a validation split."""
+
+
+class TokenSource(Protocol):
+    """Training and validation batches of token ids, [B, T + 1]. Used by process 0 only."""
+
+    @property
+    def dataset_info(self) -> DatasetInfo: ...
+
+    def batch(self, cursor: Cursor) -> Ids: ...
+
+    @property
+    def validation(self) -> Iterable[Ids]:
+        """Full validation batches only: pipeline stages have fixed shapes, and every placement evaluates the same."""
+        ...
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Copies the tokenizer into the run folder `folder`, so that the model can be used from that folder alone."""
+        ...
+
+
+class LocalTokens:
+    """Token source over a folder made by `thinpipe tokenize`."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.path = config.data.path
+        seq_len, batch_size = config.training.seq_len, config.training.global_batch_size
+        tokens = Tokens(self.path / "train")
+        self._batches = Batches(tokens, seq_len=seq_len, batch_size=batch_size, seed=config.debug.seed)
+        self.validation: Sequence[Ids] = ()
+        per_nat = None
+        if has_tokens(self.path / "validation"):
+            text = Tokens(self.path / "validation")
+            count = config.validation.steps or len(text)
+            self.validation = EvenlySpacedBatches(text, seq_len=seq_len, batch_size=batch_size, count=count)
+            per_nat = text.manifest.bits_per_byte(1.0)
+        self.dataset_info = DatasetInfo(
+            vocab_size=tokens.manifest.vocabulary.size,
+            sha256=tokens.manifest.content_sha256,
+            validation_batches=len(self.validation),
+            bits_per_byte_per_nat=per_nat,
+        )
+
+    def batch(self, cursor: Cursor) -> Ids:
+        return self._batches.batch_at(cursor).ids_BW
+
+    @property
+    def tokenizer_folder(self) -> Path | None:
+        folder = self.path / "tokenizer"
+        return folder if folder.is_dir() else None
+
+    def save_tokenizer(self, folder: Path) -> None:
+        if self.tokenizer_folder is not None:
+            Tokenizer.load(self.tokenizer_folder).save(folder / "tokenizer")
+
+
+def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
+    """Dtype of token ids on the network: 2 bytes if the vocabulary fits, else 4."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+def tokenizer_sha256(files: Mapping[str, Path]) -> str:
+    """Hash of a tokenizer, given its files by name."""
+    return text_sha256("\n".join(f"{name} {file_sha256(path)}" for name, path in sorted(files.items())))
+
+
+class DataLoader:
+    """Batches for this process. Process 0, which always has the first segment, reads ids; the others get None.
+
+    The constructor broadcasts `DatasetInfo` from process 0, so all processes must call it.
+    """
+
+    def __init__(self, config: RunConfig, collectives: Collectives, source: TokenSource | None = None) -> None:
+        self.config = config
+        self.source = None if collectives.rank else source or LocalTokens(config)
+        announced = collectives.broadcast_bytes(
+            b"" if self.source is None else msgspec.json.encode(self.source.dataset_info)
+        )
+        self.dataset_info = msgspec.json.decode(announced, type=DatasetInfo)
+
+    def batch(self, cursor: Cursor) -> Ids | None:
+        return None if self.source is None else self.source.batch(cursor)
+
+    def next_cursor(self, cursor: Cursor) -> Cursor:
+        return Cursor(samples_seen=cursor.samples_seen + self.config.training.global_batch_size)
+
+    def validation_batches(self) -> Iterable[Ids | None]:
+        return repeat(None, self.dataset_info.validation_batches) if self.source is None else self.source.validation
+
+    def save_tokenizer(self) -> None:
+        if self.source is not None:
+            self.source.save_tokenizer(self.config.job.dump_folder)

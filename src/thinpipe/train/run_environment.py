@@ -1,0 +1,56 @@
+"""Hooks of the training loop that differ between a local run (defaults below, mostly no-ops) and a run joined through
+a hub (`swarm.peer.remote_run.RemoteRun`)."""
+
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch.distributed as dist
+
+from thinpipe.core.events import AnyEvent
+from thinpipe.train.data_loading import TokenSource
+from thinpipe.transport.collectives import Collectives, collectives_for
+
+
+class RunEnvironment:
+    """Hooks of a local run: data and checkpoints come from this machine. Called in the training thread."""
+
+    tokens: TokenSource | None = None
+    """Source of token batches; None: the folder `data.path`."""
+
+    def collectives(self, group: dist.ProcessGroup | None) -> Collectives:
+        """Collectives for the small per-step reductions: gradient norms, losses, stop requests."""
+        return collectives_for(group)
+
+    def step(self) -> AbstractContextManager[None]:
+        """Context around every step, for stall detection."""
+        return nullcontext()
+
+    def fetch(self, layers: Collection[str], optional_layers: Collection[str]) -> None:
+        """Downloads these layers of the checkpoint to resume from into the run folder.
+
+        `optional_layers` may be absent from the checkpoint.
+        """
+
+    def ready(self, hashes: Mapping[str, str]) -> None:
+        """Called once before the first step. Raises UserError if `hashes` (basis, fixed tables), settings or tokenizer
+        differ from those of the other processes."""
+
+    def on_event(self, event: AnyEvent) -> None:
+        """Called with every event, after it was shown on the console and logged."""
+
+    def name_of(self, process: int) -> str:
+        """Name of a process (by rank) for events and messages."""
+        return f"process {process}"
+
+    def may_accuse(self, step: int) -> bool:  # noqa: ARG002
+        """True if a process that fails twice in this step can be removed from the run; else the step is skipped."""
+        return False
+
+    def protected(self) -> Collection[Path]:
+        """Paths of checkpoints that must not be deleted yet."""
+        return ()
+
+    def asked_to_stop(self) -> bool:
+        """True if the hub asked the run to stop; signals to this process are handled elsewhere."""
+        return False

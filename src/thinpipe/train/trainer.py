@@ -1,0 +1,371 @@
+"""Training loop: batches, optimizer steps, validation, basis updates, checkpoints and events.
+
+The loop is the same for a single process and for a pipeline: `Engine` computes the steps and knows the placement of
+the segments, `RunEnvironment` holds what differs for a run joined through a hub.
+"""
+
+import dataclasses
+import math
+import time
+import tomllib
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import msgspec
+import torch.distributed as dist
+
+from thinpipe.checkpoint import Checkpoint, CheckpointFolder, find_checkpoint, model_config_of, new_manifest
+from thinpipe.checkpoint.distributed import Saver, latest_common_checkpoint
+from thinpipe.checkpoint.state import versions
+from thinpipe.config.boundary import BoundaryConfig
+from thinpipe.config.run import DataConfig, JobConfig, MetricsConfig, RunConfig
+from thinpipe.config.toml import differences, dump_toml
+from thinpipe.core.errors import UserError
+from thinpipe.core.events import (
+    AnyEvent,
+    BasisChanged,
+    EventLog,
+    Retried,
+    Saved,
+    SaveFailed,
+    Skipped,
+    Started,
+    Step,
+    Stopped,
+    Validated,
+)
+from thinpipe.core.files import write_atomically
+from thinpipe.data import Cursor
+from thinpipe.models import ModelConfig
+from thinpipe.optim.lr_schedule import lr_factor
+from thinpipe.train.console import Display, open_display
+from thinpipe.train.data_loading import DataLoader
+from thinpipe.train.engine import Engine, StepOutcome
+from thinpipe.train.faults import Fault, PoisonedError
+from thinpipe.train.graceful_shutdown import StopRequest
+from thinpipe.train.run_environment import RunEnvironment
+
+MAX_CONSECUTIVE_SKIPS = 3
+"""Number of skipped steps in a row after which training stops with reason "not_finite"."""
+_LOCAL = ("job.", "data.", "metrics.", "checkpoint.")
+"""Prefixes of settings that may change on resume without being listed in the `Started` event."""
+
+
+class Trainer:
+    """One process of a training run. `train` resumes from the newest usable checkpoint in the run folder, if any."""
+
+    def __init__(
+        self, config: RunConfig, group: dist.ProcessGroup | None = None, run_environment: RunEnvironment | None = None
+    ) -> None:
+        self.config, self.run_environment = config, run_environment or RunEnvironment()
+        self.collectives = self.run_environment.collectives(group)
+        self._refuse_other_settings()
+        self.data_loader = DataLoader(config, self.collectives, self.run_environment.tokens)
+        self.checkpoints = CheckpointFolder(config.job.dump_folder / "checkpoints")
+        origin = self.checkpoints.newest_complete(layers=())[0]
+        if origin is None and config.model.initial is not None:
+            origin = find_checkpoint(config.model.initial, layers=())
+        self.model_config = self._model_config(origin)
+        self.engine = Engine(config, self.model_config, group, self.collectives)
+        self.finished_steps, self.cursor, self.saved_step = 0, Cursor(), -1
+        self._skips = 0
+        """Number of consecutive skipped steps up to now."""
+        self._stop = StopRequest()
+
+    _log: EventLog | None
+    _display: Display
+
+    def _refuse_other_settings(self) -> None:
+        """Raises UserError unless this process has the settings of process 0, machine-local settings excepted."""
+        mine = tomllib.loads(dump_toml(_without_local(self.config)))
+        announced = self.collectives.broadcast_bytes(dump_toml(_without_local(self.config)).encode())
+        changed = differences(tomllib.loads(announced.decode()), mine)
+        if changed:
+            listed = "; ".join(f"{setting} {change}" for setting, change in changed.items())
+            raise UserError(f"process {self.collectives.rank} has other settings than process 0: {listed}")
+
+    def _model_config(self, origin: Checkpoint | None) -> ModelConfig:
+        vocabulary, model_settings = self.data_loader.dataset_info.vocab_size, self.config.model
+        if model_settings.initial is None:
+            model = model_settings.resolve(vocabulary)
+        else:
+            assert origin is not None
+            model = model_config_of(origin)
+            if vocabulary > model.vocab_size:
+                raise UserError(
+                    f"the tokens in {self.config.data.path} need {vocabulary} ids, but the model in "
+                    f"{model_settings.initial} "
+                    f"has {model.vocab_size}: tokenize with --tokenizer {model_settings.initial / 'tokenizer'}"
+                )
+        if not model.boundaries and self.config.boundary != BoundaryConfig():
+            raise UserError(
+                "[boundary] says how the state crosses a cut, but model.boundaries is empty: set it, or leave it out"
+            )
+        if model.subspace.width is None and self.config.optimizer.second_moment != "row":
+            raise UserError("optimizer.second_moment is for subspace models: leave it out, or set model.subspace.width")
+        if self.config.training.seq_len > model.max_seq_len:
+            raise UserError(
+                f"training.seq_len {self.config.training.seq_len} is above the model's max_seq_len "
+                f"{model.max_seq_len}: lower it, or set model.max_seq_len"
+            )
+        return model
+
+    @property
+    def stop_requested_here(self) -> bool:
+        """True once this process has received SIGTERM or SIGINT during `train`."""
+        return self._stop.requested
+
+    def train(self) -> str:
+        """Trains until the last step, a stop request or too many skipped steps, then saves a checkpoint.
+
+        Returns "finished", "signal", "not_finite" (no final checkpoint is saved) or "not_saved". Must be called in the
+        main thread, because it installs signal handlers.
+        """
+        config = self.config
+        total = config.training.steps
+        self.saver = Saver(
+            self.checkpoints,
+            self.collectives,
+            keep_latest=config.checkpoint.keep_latest_k,
+            protected=self.run_environment.protected,
+        )
+        with (
+            self._stop as stop,
+            open_log(config.job.dump_folder / "events.jsonl" if self.collectives.rank == 0 else None) as log,
+            open_display(config, is_leader=self.collectives.rank == 0) as display,
+        ):
+            self._log, self._display = log, display
+            self._resume_or_start()
+            reason = "finished"
+            while self.finished_steps < total:
+                with self.run_environment.step():
+                    event, asked_to_stop = self._step(stop)
+                self._tell(event)
+                self._skips = self._skips + 1 if isinstance(event, Skipped) else 0
+                if self._skips == MAX_CONSECUTIVE_SKIPS:
+                    reason = "not_finite"
+                    break
+                self._after_step()
+                if asked_to_stop:
+                    reason = "signal"
+                    break
+            if reason != "not_finite" and not self._save():
+                reason = "not_saved"
+            self._tell(Stopped(step=self.finished_steps, reason=reason))
+        return reason
+
+    def _step(self, stop: StopRequest) -> tuple[AnyEvent, bool]:
+        """Computes one step; returns its event and whether any process was asked to stop.
+
+        The data cursor and the step count advance even if the step is skipped: a batch that always fails cannot cause
+        an endless loop.
+        """
+        started = time.monotonic()
+        lr = self.config.optimizer.lr * lr_factor(
+            self.finished_steps, self.config.training.steps, self.config.lr_scheduler
+        )
+        outcome = self._compute(lr, stop)
+        self.cursor = self.data_loader.next_cursor(self.cursor)
+        self.finished_steps += 1
+        if outcome.fault is not None:
+            return self._skipped(outcome, outcome.fault), outcome.stop
+        seconds = time.monotonic() - started
+        tokens = self.config.training.global_batch_size * self.config.training.seq_len
+        step = Step(
+            step=self.finished_steps,
+            loss=outcome.loss,
+            grad_norm=outcome.grad_norm,
+            lr=lr,
+            tokens=self.finished_steps * tokens,
+            seconds=seconds,
+            tokens_per_second=tokens / seconds,
+            links=outcome.links,
+            busy=outcome.busy,
+            memory=outcome.memory,
+        )
+        return step, outcome.stop
+
+    def _compute(self, lr: float, stop: StopRequest) -> StepOutcome:
+        """Computes a step, and retries it after a fault until the same process is at fault for the second time.
+
+        A faulty step changes no state, so a retry is exact. On the second fault of one process: raises PoisonedError if
+        its values crossed a boundary and the run environment can have the process removed; otherwise returns the
+        faulty outcome, and the step is skipped. No process is accused right after a skipped step: the weights have not
+        changed since, and diverged weights produce bad values in every process.
+        """
+        ids_BW, number, suspects = self.data_loader.batch(self.cursor), self.finished_steps + 1, set[int]()
+        while True:
+            outcome = self.engine.step(
+                self.finished_steps,
+                ids_BW,
+                lr,
+                asked_to_stop=lambda: stop.requested or self.run_environment.asked_to_stop(),
+            )
+            fault = outcome.fault
+            if fault is None:
+                return outcome
+            if fault.sender in suspects:
+                if fault.boundary is not None and not self._skips and self.run_environment.may_accuse(number):
+                    raise PoisonedError(number, fault)
+                return outcome
+            suspects.add(fault.sender)
+            self._tell(
+                Retried(
+                    step=number,
+                    culprit=fault.culprit,
+                    sender=self.run_environment.name_of(fault.sender),
+                    boundary=fault.boundary,
+                    forward=fault.forward,
+                    reason=fault.reason,
+                )
+            )
+
+    def _skipped(self, outcome: StepOutcome, fault: Fault) -> Skipped:
+        return Skipped(
+            step=self.finished_steps,
+            loss=outcome.loss if math.isfinite(outcome.loss) else None,
+            culprit=fault.culprit,
+            sender=self.run_environment.name_of(fault.sender),
+            reason=fault.reason,
+        )
+
+    def _after_step(self) -> None:
+        config, step = self.config, self.finished_steps
+        if self.engine.basis_is_due(step):
+            update = self.engine.update_basis(self.data_loader.batch(self.cursor))
+            self._tell(BasisChanged(step=step, **vars(update)))
+        due = config.validation.freq and (step % config.validation.freq == 0 or step == config.training.steps)
+        if due and self.data_loader.dataset_info.validation_batches:
+            self._tell(self._validate())
+        if step % config.checkpoint.steps == 0 and step < config.training.steps:
+            self._save()
+
+    def _validate(self) -> Validated:
+        started = time.monotonic()
+        loss, tokens = self.engine.evaluate(self.data_loader.validation_batches())
+        finite, per_nat = math.isfinite(loss), self.data_loader.dataset_info.bits_per_byte_per_nat
+        return Validated(
+            step=self.finished_steps,
+            loss=loss if finite else None,
+            bits_per_byte=loss * per_nat if finite and per_nat is not None else None,
+            tokens=tokens,
+            seconds=time.monotonic() - started,
+        )
+
+    def _resume_or_start(self) -> None:
+        codec_states = self.engine.codec_state_layers
+        self.run_environment.fetch(self.engine.layers, codec_states)
+        checkpoint, problems = latest_common_checkpoint(
+            self.checkpoints, self.engine.layers, self.collectives, optional_layers=codec_states
+        )
+        changed = list[str]()
+        for problem in problems:
+            self._tell(SaveFailed(step=0, reason=f"passed over on loading: {problem}"))
+        if checkpoint is not None:
+            _refuse_other_model(self.model_config, model_config_of(checkpoint), str(checkpoint.path))
+            changed = self._changes_since(checkpoint) if checkpoint.manifest.step else []
+            if checkpoint.manifest.step == 0:  # initial weights only: no optimizer, tracker or codec state to restore
+                self.engine.start_from(checkpoint)
+            else:
+                self.engine.restore(checkpoint)
+            self.finished_steps = self.saved_step = checkpoint.manifest.step
+            self.cursor = Cursor(samples_seen=checkpoint.manifest.samples_seen)
+        elif self.config.model.initial is not None:
+            self.engine.start_from(find_checkpoint(self.config.model.initial, self.engine.layers))
+        self.run_environment.ready(self.engine.model.space.hashes)
+        self.data_loader.save_tokenizer()
+        settings = dump_toml(self.config)
+        if self.saver.is_leader:
+            write_atomically(self.config.job.dump_folder / "run.toml", settings.encode())
+        started = Started(
+            step=self.finished_steps,
+            config=settings,
+            parameters=sum(p.numel() for p in self.engine.model.parameters()),
+            versions=versions(),
+            resumed_from=str(checkpoint.path) if checkpoint and checkpoint.manifest.step else None,
+            changed=changed,
+            dim=self.model_config.dim,
+            segments=[self.engine.placement.segments_of(process) for process in range(self.collectives.size)],
+        )
+        self._tell(started)
+
+    def _changes_since(self, checkpoint: Checkpoint) -> list[str]:
+        """Settings that differ from those of the checkpoint, machine-local ones left out.
+
+        Raises UserError if the tokens, the sequence length or the seed differ: the saved data cursor would then point
+        to other samples.
+        """
+        path = checkpoint.path
+        if checkpoint.manifest.data_sha256 != self.data_loader.dataset_info.sha256:
+            raise UserError(f"{path} was trained on other tokens than {self.config.data.path}: use the same data")
+        changed = differences(tomllib.loads(checkpoint.manifest.run), tomllib.loads(dump_toml(self.config)))
+        for setting in ("training.seq_len", "debug.seed"):
+            if setting in changed:
+                raise UserError(
+                    f"{path} was saved with {setting} {changed[setting]}: it decides which samples come next"
+                )
+        return [f"{setting} {change}" for setting, change in changed.items() if not setting.startswith(_LOCAL)]
+
+    def _save(self) -> bool:
+        """Saves a checkpoint of the current step unless there is one already; returns False if writing failed."""
+        if self.saved_step == self.finished_steps:
+            return True
+        started = time.monotonic()
+        manifest = new_manifest(
+            self.engine.model,
+            step=self.finished_steps,
+            samples_seen=self.cursor.samples_seen,
+            data_sha256=self.data_loader.dataset_info.sha256,
+            run=dump_toml(self.config),
+        )
+        try:
+            saved = self.saver.save(manifest, self.engine.state(with_space=self.saver.is_leader))
+        except ConnectionError:  # a subclass of OSError, but not a disk failure
+            raise
+        except OSError as error:
+            self._tell(SaveFailed(step=self.finished_steps, reason=str(error)))
+            return False
+        self.saved_step = self.finished_steps
+        nbytes = sum(entry.nbytes for entry in saved.manifest.files.values())
+        seconds = time.monotonic() - started
+        self._tell(Saved(step=self.finished_steps, path=str(saved.path), nbytes=nbytes, seconds=seconds))
+        return True
+
+    def _tell(self, event: AnyEvent) -> None:
+        self._display.show(event)
+        try:
+            if self._log is not None:
+                self._log.write(event)
+        except OSError as error:  # training continues on a full disk
+            self._display.show(SaveFailed(step=event.step, reason=f"event log: {error}"))
+        self.run_environment.on_event(event)
+
+
+def _refuse_other_model(asked: ModelConfig, saved: ModelConfig, path: str) -> None:
+    if asked == saved:
+        return
+    first, second = msgspec.to_builtins(asked), msgspec.to_builtins(saved)
+    differing = [
+        f"{key}: {first.get(key)} here, {second.get(key)} there" for key in first if first[key] != second.get(key)
+    ]
+    raise UserError(
+        f"the run's folder holds another model ({path}; {'; '.join(differing) or 'another family'}): "
+        "choose another job.dump_folder, or the settings it was begun with"
+    )
+
+
+def open_log(path: Path | None) -> AbstractContextManager[EventLog | None]:
+    """Event log at `path`; a null context for None (only process 0 writes the log of a run)."""
+    return nullcontext() if path is None else EventLog(path)
+
+
+def _without_local(config: RunConfig) -> RunConfig:
+    """The settings with those that may differ between machines reset to defaults."""
+    return dataclasses.replace(
+        config,
+        job=JobConfig(),
+        data=DataConfig(),
+        boundary=dataclasses.replace(config.boundary, store=None),
+        training=dataclasses.replace(config.training, device="auto"),
+        metrics=MetricsConfig(),
+    )

@@ -1,0 +1,91 @@
+"""Newcomers exchange invites for keys, many at once; an invite works once, and nobody is left half in."""
+
+import asyncio
+import threading
+from contextlib import contextmanager
+
+import pytest
+from msgspec.structs import replace
+
+from tests.swarm.brokers import running_broker
+from tests.transport.nats_peers import together
+from thinpipe.core.errors import UserError
+from thinpipe.core.numerics import Numerics
+from thinpipe.swarm.hub.admission import Admission
+from thinpipe.swarm.peer.identity import accept_invite, load_identity
+from thinpipe.transport.nats.client import connect
+from thinpipe.transport.nats.connection import HubConnection
+
+MANY = 8
+NUMERICS = Numerics(version=1, torch="2.1.0")
+
+
+@contextmanager
+def open_admission(running):
+    """Yields a way to make invites, and what was told."""
+    loop, told = asyncio.new_event_loop(), []
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def call(asked):
+        return asyncio.run_coroutine_threadsafe(asked, loop).result(timeout=300)
+
+    async def start():
+        client = await connect(
+            running.url, running.fingerprint, running.broker.hub_seed, inbox="_INBOX.hub", on_down=lambda _: None
+        )
+        admission = Admission(running.broker, run="r", public_url=running.url, numerics=NUMERICS, tell=told.append)
+        await admission.open(client)
+        return client, admission
+
+    client, admission = call(start())
+    try:
+        yield lambda: call(admission.invite()), told
+    finally:
+        call(client.close())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(timeout=300)
+        loop.close()
+
+
+def test_many_join_at_once_and_each_is_let_in_once(tmp_path):
+    """Every admission makes the server read its settings again, which cuts those who are signing in."""
+    with running_broker(tmp_path / "hub", ()) as running, open_admission(running) as (invite, told):
+        invites = [invite() for _ in range(MANY)]
+
+        def join(index):
+            return accept_invite(invites[index], tmp_path / str(index), name="", numerics=NUMERICS)
+
+        found = together(*(lambda i=i: join(i) for i in range(MANY)))
+        assert sorted(identity.name for identity in found) == [f"p{number}" for number in range(MANY)]
+        assert sorted(told) == sorted(f"p{number} has joined" for number in range(MANY))
+        assert not running.broker.invites
+        for identity in found:
+            HubConnection(identity.address).close()
+        assert accept_invite(invites[0], tmp_path / "0", name="", numerics=NUMERICS) == found[0], "who we are already"
+        with pytest.raises(UserError, match="does not know our key"):
+            accept_invite(invites[0], tmp_path / "another", name="", numerics=NUMERICS)
+
+
+def test_who_is_refused_keeps_the_invite(tmp_path):
+    with running_broker(tmp_path / "hub", ()) as running, open_admission(running) as (invite, _):
+        one, other = invite(), invite()
+        for settings, message in (
+            (
+                {"name": "", "numerics": replace(NUMERICS, version=2)},
+                "you compute with numerics version 2 and the hub with 1: ",
+            ),
+            (
+                {"name": "", "numerics": replace(NUMERICS, torch="2.0.0")},
+                "you compute with torch 2.0.0 and the hub with 2.1.0: ",
+            ),
+            ({"name": "A b", "numerics": NUMERICS}, "'A b' cannot be a name"),
+        ):
+            with pytest.raises(UserError, match=message):
+                accept_invite(one, tmp_path / "one", **settings)
+        assert load_identity(tmp_path / "one") is None
+        assert accept_invite(one, tmp_path / "one", name="anna", numerics=NUMERICS).name == "anna"
+        with pytest.raises(UserError, match="there is a peer anna already"):
+            accept_invite(other, tmp_path / "other", name="anna", numerics=NUMERICS)
+        with pytest.raises(UserError, match="belongs to another invite"):
+            accept_invite(other, tmp_path / "one", name="", numerics=NUMERICS)

@@ -1,0 +1,98 @@
+"""How often is committed, and how fast: numbers in, numbers out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinpipe.config.run import CheckpointConfig
+from thinpipe.core.errors import UserError
+from thinpipe.swarm.hub.commits.interval import (
+    MARGIN,
+    MIN_SECONDS,
+    CommitPlan,
+    StepTimeEstimator,
+    plan_commits,
+    predict_step_seconds,
+    upload_rates,
+)
+
+SOME = {
+    "state_nbytes": [500e6, 250e6],
+    "up_bps": [20e6, 20e6],
+    "hub_down_bps": 1e9,
+    "share": 0.25,
+    "step_seconds": 2.0,
+    "max_steps": 10_000,
+}
+
+
+def test_the_slowest_has_sent_its_part_before_the_next_commit_begins():
+    plan = plan_commits(**SOME)
+    assert plan.bytes_per_second == (625e3, 625e3), "a quarter of 20 Mbps"
+    assert plan.send_seconds == 800
+    assert plan.interval == 600, "1.5 x 800 s, in steps of 2 s"
+    assert plan.in_words(2.0) == "commit every 600 steps: at most 34 min of work can be lost"
+
+
+def test_the_hubs_line_is_divided_so_that_all_are_done_together():
+    rates = upload_rates([300.0, 100.0], [1e9, 1e9], 800.0, 0.5)
+    assert rates == [37.5, 12.5]
+    assert plan_commits(**SOME | {"hub_down_bps": 24e6}).send_seconds == pytest.approx(1000)
+    assert plan_commits(**SOME | {"hub_down_bps": float("inf")}).send_seconds == 800, "it was not measured"
+
+
+def test_an_interval_that_somebody_chose_stays():
+    plan = plan_commits(**SOME, interval=1)
+    assert (plan.interval, plan.bytes_per_second) == (1, (625e3, 625e3))
+    assert plan.in_words(2.0) == "commit every step: at most 14 min of work can be lost"
+
+
+@given(
+    state=st.floats(1e3, 1e12),
+    up=st.floats(1e5, 1e11),
+    share=st.floats(0.01, 1),
+    step=st.floats(1e-3, 1e3),
+    most=st.integers(1, 10**6),
+)
+def test_always_the_least_interval_in_which_the_lines_are_free_again(state, up, share, step, most):
+    plan = plan_commits(
+        state_nbytes=[state], up_bps=[up], hub_down_bps=up, share=share, step_seconds=step, max_steps=most
+    )
+    wanted = max(MARGIN * plan.send_seconds, MIN_SECONDS)
+    assert 1 <= plan.interval <= most
+    assert plan.interval == most or plan.interval * step >= wanted * 0.999999
+    assert plan.interval == 1 or (plan.interval - 1) * step < wanted
+
+
+def test_words_never_promise_less_than_the_time_it_is():
+    def lost(seconds):
+        return CommitPlan(interval=1, bytes_per_second=(), send_seconds=0.0).in_words(seconds)
+
+    assert lost(0.2) == "commit every step: at most 1 s of work can be lost"
+    assert "at most 90 s" in lost(89.5)
+    assert "at most 3 min" in lost(121)
+    assert "at most 2 h" in lost(5401)
+
+
+def test_a_step_takes_what_was_measured_in_proportion_to_what_was_predicted():
+    seconds = StepTimeEstimator()
+    assert seconds.begin(1.0) == 1.0
+    assert [seconds.add(3.0) for _ in range(6)] == [None, None, None, None, 3.0, None], "said once"
+    assert seconds.begin(2.0) == 6.0, "steps were three times slower than predicted"
+    assert seconds.add(0.0) is None
+    assert seconds.begin(1.0) == 3.0, "nothing new was measured"
+
+
+def test_what_a_step_should_take():
+    seconds = predict_step_seconds(tokens=1000, tokens_per_second=500, microbatches=4, peers=3, latency_s=0.1)
+    assert seconds == pytest.approx(2 * 6 / 4 + 5 * 0.1)
+    alone = predict_step_seconds(tokens=1000, tokens_per_second=500, microbatches=4, peers=1, latency_s=0.0)
+    assert alone == 2.0
+
+
+def test_settings():
+    assert CheckpointConfig().steps == 200
+    assert CheckpointConfig(interval=7).steps == 7
+    for wrong in ({"interval": 0}, {"uplink_share": 0.0}, {"uplink_share": 1.5}):
+        with pytest.raises(UserError, match="checkpoint"):
+            CheckpointConfig(**wrong)

@@ -1,0 +1,380 @@
+"""What a hub has of its run: which peers have the same, and how checkpoints come together from several of them."""
+
+import io
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from rich.console import Console
+
+from thinpipe.checkpoint import restore
+from thinpipe.checkpoint.storage import MANIFEST, step_folder
+from thinpipe.core.errors import UserError
+from thinpipe.core.events import Stopped
+from thinpipe.core.hashing import text_sha256
+from thinpipe.models.model import make_space
+from thinpipe.plan.partition import Partition
+from thinpipe.subspace.basis import Basis
+from thinpipe.swarm.hub.commits import ledger as commits
+from thinpipe.swarm.hub.commits.history import Commit
+from thinpipe.swarm.hub.commits.log import COMMIT_LOG_FILE
+from thinpipe.swarm.hub.membership import Generation
+from thinpipe.swarm.hub.training_host import TrainingHost
+from thinpipe.swarm.protocol.messages import RequestReply
+from thinpipe.train.console import LineDisplay
+from thinpipe.train.data_loading import tokenizer_sha256
+
+
+def begin(run_host, number=1):
+    partition = Partition(
+        stages=(("a", range(1)), ("b", range(1, 3))),
+        standbys=(),
+        too_small=(),
+        loads=(),
+        tokens_per_second=1.0,
+        bottleneck="",
+    )
+    return run_host.begin(Generation(number, partition, {"a": 1, "b": 1}))
+
+
+def host(config):
+    return TrainingHost(config, LineDisplay(Console(file=io.StringIO()), log_freq=1))
+
+
+@pytest.fixture
+def run_host(run_config):
+    run = host(run_config)
+    yield run
+    run.close()
+
+
+def hashes_at_a_peer(run_host, generation_start, space=None):
+    if space is None:
+        space = make_space(run_host.model)
+        restore(run_host.newest, {}, space)
+    return {"settings": text_sha256(generation_start.settings), "tokenizer": tokenizer_sha256({})} | space.hashes
+
+
+def flipped_bit(matrix_DK):
+    changed = matrix_DK.clone()
+    changed.view(torch.int32)[3, 1] ^= 1
+    return changed
+
+
+def rotated(matrix_DK):
+    """The same subspace, and all norms as they were."""
+    width = matrix_DK.shape[1]
+    return matrix_DK @ torch.linalg.qr(torch.randn(width, width, generator=torch.Generator().manual_seed(0)))[0]
+
+
+@pytest.mark.parametrize("change", [flipped_bit, torch.neg, rotated])
+def test_a_peer_with_another_basis_is_told_both(run_host, change):
+    generation_start = begin(run_host)
+    good = hashes_at_a_peer(run_host, generation_start)
+    assert run_host.compare_hashes(good) == ""
+    bad = good | {"basis": Basis(change(make_space(run_host.model).basis.matrix_DK)).hash}
+    assert (
+        run_host.compare_hashes(bad)
+        == f"basis is {bad['basis']} there and {good['basis']} at the hub: it must be the same"
+    )
+
+
+def test_a_peer_with_another_table_tokenizer_or_settings_is_told_both(run_host, tmp_path):
+    generation_start = begin(run_host)
+    good = hashes_at_a_peer(run_host, generation_start)
+    subspace = run_host.model.subspace
+    seeded = replace(run_host.model, subspace=replace(subspace, seed=subspace.seed + 1))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    others = {
+        "token table": make_space(seeded).hashes["token table"],
+        "tokenizer": tokenizer_sha256({"tokenizer/tokenizer.json": tmp_path / "tokenizer.json"}),
+        "settings": text_sha256(generation_start.settings.replace("seq_len = 16", "seq_len = 8")),
+    }
+    for field, there in others.items():
+        assert there != good[field]
+        expected = f"{field} is {there} there and {good[field]} at the hub: it must be the same"
+        assert run_host.compare_hashes(good | {field: there}) == expected
+    without = {field: value for field, value in good.items() if field != "basis"}
+    assert run_host.compare_hashes(without).startswith("basis is none there and ")
+    assert run_host.compare_hashes(good | {"more": "1"}) == "more is 1 there and none at the hub: it must be the same"
+
+
+def manifest_of(run_host, step, **changes):
+    return msgspec.json.encode(msgspec.structs.replace(run_host.newest.manifest, step=step, **changes).with_checksum())
+
+
+def tell(run_host, peer, generation, manifest):
+    """All have all."""
+    return run_host.on_checkpoint_announced(peer, generation, manifest, list(run_host.newest.manifest.files))
+
+
+def logged(config):
+    lines = (config.job.dump_folder / COMMIT_LOG_FILE).read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=Commit) for line in lines]
+
+
+def arrive(run_host, step, names):
+    """Files of the first checkpoint as those of a later step, of which we only want to see how they arrive."""
+    for name in names:
+        accepted = run_host.accept("a", f"{step_folder(step)}/{name}")
+        accepted.target.write_bytes((run_host.checkpoints.folder / "step-00000000" / name).read_bytes())
+        run_host.on_file_saved("a", f"{step_folder(step)}/{name}")
+
+
+def test_a_slow_line_gets_its_checkpoint_through_before_a_newer_one_begins(run_host):
+    begin(run_host)
+    first, *rest = run_host.newest.manifest.files
+    assert tell(run_host, "a", 1, manifest_of(run_host, 4)) == RequestReply()
+    assert tell(run_host, "b", 1, manifest_of(run_host, 4)) == RequestReply()
+    arrive(run_host, 4, [first])
+    assert tell(run_host, "a", 1, manifest_of(run_host, 8)) == RequestReply(retry_later=True)
+    arrive(run_host, 4, rest)
+    assert run_host.newest.manifest.step == 4
+    assert tell(run_host, "a", 1, manifest_of(run_host, 8)) == RequestReply()
+
+
+def test_a_checkpoint_that_somebody_has_skipped_gives_way(run_host):
+    begin(run_host)
+    tell(run_host, "a", 1, manifest_of(run_host, 4))
+    assert tell(run_host, "b", 1, manifest_of(run_host, 8)) == RequestReply(), "b will never send step 4"
+    assert "another checkpoint of step 8" in tell(run_host, "a", 1, manifest_of(run_host, 4)).refusal
+
+
+def test_a_checkpoint_of_which_nothing_comes_gives_way(run_host, monkeypatch):
+    begin(run_host)
+    tell(run_host, "a", 1, manifest_of(run_host, 4))
+    monkeypatch.setattr(commits, "PENDING_IDLE_SECONDS", 0.0)
+    assert tell(run_host, "a", 1, manifest_of(run_host, 8)) == RequestReply()
+
+
+def test_a_file_of_an_older_checkpoint_does_not_count_for_a_newer_one(run_host):
+    """Its last piece may have been written while the newer one began."""
+    begin(run_host)
+    tell(run_host, "a", 1, manifest_of(run_host, 4))
+    tell(run_host, "b", 1, manifest_of(run_host, 8))
+    tell(run_host, "a", 1, manifest_of(run_host, 8))
+    for name in run_host.newest.manifest.files:
+        run_host.on_file_saved("a", f"step-00000004/{name}")
+    assert run_host.newest.manifest.step == 0
+
+
+def commit(run_host, step, generation=1, **changes):
+    for name in "ab":
+        assert tell(run_host, name, generation, manifest_of(run_host, step, **changes)) == RequestReply()
+    arrive(run_host, step, list(run_host.newest.manifest.files))
+    assert run_host.committed == step
+
+
+def test_every_commit_is_in_the_log_once_with_what_it_is_and_who_has_it(run_host, run_config):
+    begin(run_host)
+    commit(run_host, 4)
+    assert tell(run_host, "b", 1, manifest_of(run_host, 4)) == RequestReply(), "it is there"
+    assert run_host.accept("b", "step-00000004/run.safetensors").target == run_host.newest.path / "run.safetensors"
+    commit(run_host, 8)
+    begin(run_host, 2)
+    commit(run_host, 12, generation=2)
+    found = logged(run_config)
+    assert [(each.step, each.generation) for each in found] == [(4, 1), (8, 1), (12, 2)]
+    for file, entry in run_host.newest.manifest.files.items():
+        assert found[2].files[file] == entry.sha256
+        assert found[2].holders[file] == ["a", "hub"]
+    assert found[2].basis_sha256 == run_host.newest.manifest.basis_sha256
+
+
+def test_what_is_committed_does_not_change(run_host):
+    begin(run_host)
+    commit(run_host, 4)
+    other = msgspec.structs.replace(run_host.newest.manifest, samples_seen=77).with_checksum()
+    assert "step 4 is committed with other contents" in (tell(run_host, "a", 1, msgspec.json.encode(other)).refusal)
+    assert tell(run_host, "c", 1, manifest_of(run_host, 8)).refusal == "it is not of this generation"
+    begin(run_host, 2)
+    assert tell(run_host, "a", 1, manifest_of(run_host, 8)).refusal == "it is not of this generation"
+
+
+def test_files_come_from_peers_that_have_told_that_they_have_them(run_host):
+    begin(run_host)
+    tell(run_host, "a", 1, manifest_of(run_host, 4))
+    name = f"step-00000004/{next(iter(run_host.newest.manifest.files))}"
+    assert [run_host.accept(peer, name) is not None for peer in "abc"] == [True, False, False]
+
+
+def test_a_crash_before_a_line_of_the_log_is_mended_at_the_next_start(run_host, run_config):
+    begin(run_host)
+    commit(run_host, 4)
+    commit(run_host, 8)
+    run_host.close()
+    path = run_config.job.dump_folder / COMMIT_LOG_FILE
+    whole = path.read_bytes()
+    for cut in (len(whole) - 1, len(whole) - 20, whole.index(b"\n") + 1):
+        path.write_bytes(whole[:cut])
+        host(run_config).close()
+        assert path.read_bytes() == whole
+
+
+def test_a_checkpoint_that_the_hub_has_lost_is_taken_again_but_not_logged_again(run_host, run_config):
+    begin(run_host)
+    commit(run_host, 4)
+    commit(run_host, 8)
+    run_host.close()
+    (run_host.newest.path / "run.safetensors").unlink()
+    again = host(run_config)
+    assert (again.committed, list(again.missing)) == (8, ["run.safetensors"])
+    assert "held by a, who is away): going on from step 4" in again.roll_back(present=["b"], away=["a"])
+    assert again.committed == 4
+    begin(again, 2)
+    commit(again, 8, generation=2)
+    again.close()
+    assert [each.step for each in logged(run_config)] == [4, 8]
+    assert again.pop_notices() == []
+
+
+def lose_the_last_step_and_fall_back(config):
+    """It was the last of the run."""
+    run_host = host(config)
+    begin(run_host)
+    commit(run_host, 8)
+    commit(run_host, 12)
+    (run_host.newest.path / "run.safetensors").unlink()
+    run_host.close()
+    again = host(config)
+    assert "going on from step 8" in again.roll_back(present=["b"], away=["a"])
+    begin(again, 2)
+    return again
+
+
+def test_what_was_given_up_and_is_computed_otherwise_is_committed_and_the_run_ends(run_config):
+    again = lose_the_last_step_and_fall_back(run_config)
+    assert again.ended == ""
+    commit(again, 12, generation=2, samples_seen=77)
+    assert again.ended.startswith("finished")
+    (told,) = again.pop_notices()
+    assert told.startswith("step 12 was committed before and its files were lost; computed again")
+    again.close()
+    first, lost, other = logged(run_config)
+    assert [each.step for each in (first, lost, other)] == [8, 12, 12]
+    assert (lost.replaces, other.replaces) == ("", lost.sha256)
+    later = host(run_config)
+    assert (later.committed, later.pop_notices()) == (12, [])
+    later.close()
+
+
+def test_a_crash_before_the_line_that_replaces_another_is_mended_too(run_config):
+    again = lose_the_last_step_and_fall_back(run_config)
+    commit(again, 12, generation=2, samples_seen=77)
+    again.close()
+    path = run_config.job.dump_folder / COMMIT_LOG_FILE
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole[:-1].rindex(b"\n") + 1])
+    later = host(run_config)
+    assert len(later.pop_notices()) == 1
+    later.close()
+    assert path.read_bytes() == whole
+
+
+def test_what_was_given_up_is_not_looked_for_again(run_config):
+    lose_the_last_step_and_fall_back(run_config).close()
+    later = host(run_config)
+    assert (later.committed, later.missing, later.pop_notices()) == (8, {}, [])
+    later.close()
+
+
+@pytest.mark.parametrize("left", ["nothing", "files", "no folder at all"])
+def test_a_commit_whose_folder_or_manifest_is_gone_is_asked_for(run_host, run_config, left, tmp_path):
+    begin(run_host)
+    commit(run_host, 4)
+    commit(run_host, 8)
+    run_host.close()
+    shutil.copytree(run_host.newest.path, tmp_path / "peer")
+    files = dict.fromkeys(run_host.newest.manifest.files)
+    if left == "files":
+        (run_host.newest.path / MANIFEST).write_text("{")
+        files = {}
+    else:
+        shutil.rmtree(run_host.newest.path if left == "nothing" else run_host.checkpoints.folder)
+    again = host(run_config)
+    assert (again.committed, again.missing.keys()) == (8, files.keys())
+    assert again.newest.manifest == run_host.newest.manifest
+    assert f"put back from {run_config.job.dump_folder / 'newest_manifest.json'}" in again.pop_notices()[-1]
+    for name in list(again.missing):
+        shutil.copy(tmp_path / "peer" / name, again.accept("a", f"step-00000008/{name}").target)
+        again.on_file_saved("a", f"step-00000008/{name}")
+    begin(again, 2)
+    assert tell(again, "a", 2, manifest_of(again, 8)) == RequestReply(), "it is committed"
+    again.checkpoints.open(8)
+    again.close()
+    assert [each.step for each in logged(run_config)] == [4, 8]
+
+
+@pytest.mark.parametrize("damage", ["gone", "torn", "of a step that was not committed"])
+def test_a_commit_of_which_nothing_is_left_is_missed_aloud(run_host, run_config, damage):
+    begin(run_host)
+    commit(run_host, 4)
+    commit(run_host, 8)
+    run_host.close()
+    shutil.rmtree(run_host.newest.path)
+    kept = run_config.job.dump_folder / "newest_manifest.json"
+    if damage == "gone":
+        kept.unlink()
+    else:
+        kept.write_bytes(kept.read_bytes()[:-9] if damage == "torn" else manifest_of(run_host, 12))
+    again = host(run_config)
+    assert again.committed == 4
+    words = "step 8 is in commits.jsonl but its checkpoint is gone (held by a): going on from step 4"
+    assert again.pop_notices() == [words]
+    again.close()
+    later = host(run_config)
+    assert later.pop_notices() == [], "it was said"
+    later.close()
+
+
+def test_a_checkpoint_that_can_never_be_whole_is_not_taken(run_host):
+    begin(run_host)
+    first, *rest = run_host.newest.manifest.files
+    run_host.on_checkpoint_announced("a", 1, manifest_of(run_host, 4), [first])
+    run_host.on_checkpoint_announced("b", 1, manifest_of(run_host, 4), rest)
+    assert run_host.accept("a", f"step-00000004/{first}") is not None
+    run_host.drop_peer("b")
+    assert run_host.accept("a", f"step-00000004/{first}") is None
+    assert (
+        run_host.on_checkpoint_announced("a", 1, manifest_of(run_host, 4), [first]).refusal
+        == "b is gone, and its part with it"
+    )
+
+
+def test_a_full_disk_leaves_the_newest_as_it_was(run_host):
+    begin(run_host)
+    commit(run_host, 4)
+    log, good = run_host.commit_log, run_host.commit_log._file
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        log._file = full
+        for name in "ab":
+            tell(run_host, name, 1, manifest_of(run_host, 8))
+        arrive(run_host, 8, list(run_host.newest.manifest.files))
+    log._file = good
+    assert run_host.committed == 4
+    assert "the hub cannot write" in run_host.display.console.file.getvalue()
+    commit(run_host, 8)
+    assert (log.history.last.step, log.history.sha256(4) != "") == (8, True)
+
+
+@pytest.mark.parametrize("reason", ["signal", "not_saved", "finished"])
+def test_a_run_has_ended_when_its_last_step_is_committed_and_not_when_a_generation_ends(run_host, reason):
+    begin(run_host)
+    run_host.on_event(Stopped(step=12, reason=reason))
+    assert run_host.ended == ""
+    commit(run_host, 12)
+    assert run_host.ended.startswith("finished")
+
+
+def test_a_step_beyond_the_run_is_refused(run_host):
+    begin(run_host)
+    assert tell(run_host, "a", 1, manifest_of(run_host, 13)).refusal == "there is no step 13 in this run"
+
+
+def test_a_batch_that_no_message_can_hold_is_refused(run_config):
+    config = replace(run_config, training=replace(run_config.training, global_batch_size=1 << 20, seq_len=16))
+    with pytest.raises(UserError, match=r"ids of a batch take 35651584 bytes.*lower training\.global_batch_size"):
+        TrainingHost(config, LineDisplay(Console(file=io.StringIO()), log_freq=1))

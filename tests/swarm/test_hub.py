@@ -1,0 +1,149 @@
+"""`thinpipe hub`, `join`, `up`, `status` and `kick` as people use them: real processes, a real server."""
+
+import json
+import os
+import re
+import signal
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from tests.programs import files_of, hub_arguments, invites_of, run_to_end, steps_of
+from tests.swarm.commits import wait_until
+from thinpipe.config.run import JobConfig
+from thinpipe.config.toml import dump_toml
+from thinpipe.swarm.peer.join import EXIT_TEMPFAIL
+from thinpipe.train.trainer import Trainer
+
+
+@pytest.fixture
+def run_config(run_config):
+    """Three segments, and micro-batches for three peers."""
+    return replace(run_config, parallelism=replace(run_config.parallelism, pipeline_parallel_microbatch_size=2))
+
+
+@pytest.fixture
+def run_host(run_config, tmp_path):
+    """The same run in another folder, and its file."""
+    config = replace(run_config, job=JobConfig(dump_folder=tmp_path / "hub_run"))
+    file = tmp_path / "run.toml"
+    file.write_text(dump_toml(config))
+    return config, file
+
+
+def test_up_trains_to_the_weights_of_one_process(run_config, run_host, programs):
+    Trainer(run_config).train()
+    config, file = run_host
+    up = programs("up", "up", file, "--peers", 3)
+    assert up.finish() == 0, up.printed
+    assert "finished" in up.printed
+    assert files_of(config, 12) == files_of(run_config, 12)
+    assert [step.loss for step in steps_of(config)] == [step.loss for step in steps_of(run_config)]
+    assert {len(step.memory) for step in steps_of(config)} == {3}
+    assert {len(step.memory) for step in steps_of(run_config)} == {1}
+    assert min(held for step in steps_of(config) for held in step.memory) > 50 << 20, "what torch itself takes"
+    code, printed = run_to_end("status", config.job.dump_folder)
+    assert (code, printed.startswith("finished; ")) == (0, True), printed
+
+
+def test_up_ends_when_all_its_peers_have_failed_and_says_why(run_host, programs):
+    config, file = run_host
+    peers = config.job.dump_folder / "peers"
+    for index in range(2):
+        (peers / str(index)).mkdir(parents=True)
+        (peers / str(index) / "identity.toml").write_text("nobody = 1\n")
+        (peers / str(index) / "output.log").write_text("what an earlier life said\n")
+    up = programs("up", "up", file, "--peers", 2)
+    assert up.finish() == 1, up.printed
+    for index in range(2):
+        assert re.search(rf"peer {index} has failed: .*identity.toml.*{index}/output.log", up.printed), up.printed
+    assert up.printed.strip().splitlines()[-1] == "all peers have ended, and the run has not"
+    assert "an earlier life" not in up.printed
+
+
+@pytest.mark.long
+def test_up_goes_on_without_one_that_is_killed_and_ends_when_the_others_have_left(endless, programs):
+    config, file = endless
+    up = programs("up", "up", file, "--peers", 2)
+    up.until("generation 1: ")
+    wait_until(lambda: steps_of(config))
+    killed, leaving = peer_processes(up)
+    os.kill(killed, signal.SIGKILL)
+    up.until("peer 0 has failed: ended by SIGKILL")
+    up.until("generation 2: ")
+    os.kill(leaving, signal.SIGINT)
+    assert up.finish() == 1, up.printed
+    assert up.printed.strip().splitlines()[-1] == "all peers have ended, and the run has not"
+
+
+def peer_processes(up):
+    """In the order in which it started them; its server is no peer."""
+    children = psutil.Process(up.process.pid).children()
+    return [child.pid for child in sorted(children, key=lambda child: child.create_time()) if "join" in child.cmdline()]
+
+
+@pytest.fixture
+def endless(run_host):
+    """More steps than anyone waits for."""
+    config, file = run_host
+    config = replace(config, training=replace(config.training, steps=100_000))
+    file.write_text(dump_toml(config))
+    return config, file
+
+
+def start_hub(programs, file, peers, *arguments):
+    return programs("hub", *hub_arguments(file, peers, *arguments))
+
+
+def test_people_join_look_leave_and_come_back(endless, programs, tmp_path):
+    config, file = endless
+    folder = config.job.dump_folder
+    hub = start_hub(programs, file, 2)
+    invites = invites_of(hub)
+    anna = programs("anna", "join", invites[0], "--folder", tmp_path / "anna", "--name", "anna")
+    bert = programs("bert", "join", invites[1], "--folder", tmp_path / "bert", "--name", "bert")
+    hub.until(r"step: +10 ")
+
+    for place in (folder, tmp_path / "bert"):
+        code, printed = run_to_end("status", place)
+        assert code == 0, printed
+        assert re.search(r"generation 1\n.*step \d+ of 100000, loss", printed, re.S), printed
+        assert "slowest part: " in printed
+    code, printed = run_to_end("status", folder, "--json")
+    peers = {peer["name"]: peer for peer in json.loads(printed)["peers"]}
+    assert sorted(peers) == ["anna", "bert"]
+    assert sum(peer["segments"] for peer in peers.values()) == 3
+    assert all(peer["report"]["up_bps"] > 0 for peer in peers.values())
+
+    code, printed = run_to_end("join", invites[0], "--folder", tmp_path / "thief")
+    assert code == 2, "an invite works once"
+    assert "does not know our key" in printed
+
+    bert.process.send_signal(signal.SIGINT)
+    assert bert.finish() == 0, bert.printed
+    anna.until("1 of 2 peers are there")
+    again = programs("bert again", "join", tmp_path / "bert")
+    again.until(r"resumed from .*step-000")
+    hub.until(r"generation 2: ")
+    before = max(step.step for step in steps_of(config))
+    wait_until(lambda: max(step.step for step in steps_of(config)) >= before + 3)
+    steps = [step.step for step in steps_of(config)]
+    assert steps == sorted(set(steps)), "who leaves saves first: no step is computed twice"
+
+    assert run_to_end("kick", folder, "anna") == (
+        0,
+        "anna is removed and cannot come back without a new invite\n",
+    )
+    assert anna.finish() == 2
+    assert "the hub's owner has removed you" in anna.printed
+    code, printed = run_to_end("join", tmp_path / "anna")
+    assert code == 2
+    assert "does not know our key" in printed
+    code, printed = run_to_end("kick", folder, "nobody")
+    assert (code, "there is no peer 'nobody'" in printed) == (2, True)
+
+    hub.process.send_signal(signal.SIGTERM)
+    assert hub.finish() == 0, hub.printed
+    assert again.finish() == EXIT_TEMPFAIL, again.printed
+    assert f"`thinpipe join {tmp_path / 'bert'}` comes back when the hub runs again" in again.printed

@@ -1,0 +1,111 @@
+"""What is refused and who has to wait: as people would see it, in real processes."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import thinpipe
+from tests.programs import files_of, hub_arguments, invites_of, run_to_end
+from tests.swarm.commits import wait_until
+from tests.swarm.hub.test_training_host import flipped_bit, hashes_at_a_peer
+from tests.swarm.hubs import ask_as, begin_generation, running_hub
+from tests.swarm.test_checkpoint_copies import fill, small_disk
+from thinpipe.config.run import JobConfig
+from thinpipe.config.toml import dump_toml
+from thinpipe.core.numerics import NUMERICS_VERSION
+from thinpipe.models.model import make_space
+from thinpipe.subspace.basis import Basis
+from thinpipe.swarm.protocol.messages import ReadyRequest, RequestReply
+from thinpipe.train.costs import segment_needs, shared_nbytes
+from thinpipe.train.trainer import Trainer
+
+
+def host_elsewhere(config, tmp_path, **training):
+    """The run alone, and the same for a hub with its file."""
+    config = replace(config, training=replace(config.training, **training))
+    run_host = replace(config, job=JobConfig(dump_folder=tmp_path / "hub_run"))
+    (tmp_path / "run.toml").write_text(dump_toml(run_host))
+    return config, run_host
+
+
+def changed_copy(folder, old, new):
+    """A thinpipe in this folder that differs from ours in one line of core/numerics.py."""
+    shutil.copytree(Path(thinpipe.__file__).parent, folder / "thinpipe", ignore=shutil.ignore_patterns("__pycache__"))
+    file = folder / "thinpipe" / "core" / "numerics.py"
+    assert file.read_text().count(old) == 1
+    file.write_text(file.read_text().replace(old, new))
+    return folder
+
+
+def test_other_numerics_a_second_hub_and_too_little_memory(run_config, programs, tmp_path):
+    alone, run_host = host_elsewhere(run_config, tmp_path)
+    Trainer(alone).train()
+    hub = programs("hub", *hub_arguments(tmp_path / "run.toml", 1))
+    (invite,) = invites_of(hub)
+
+    line = f"NUMERICS_VERSION = {NUMERICS_VERSION}\n"
+    other = changed_copy(tmp_path / "other", line, f"NUMERICS_VERSION = {NUMERICS_VERSION + 1}\n")
+    code, printed = run_to_end("join", invite, "--folder", tmp_path / "anna", path=other)
+    assert (code, " ".join(printed.split())) == (
+        2,
+        f"thinpipe: the hub refused: you compute with numerics version {NUMERICS_VERSION + 1} and the hub with "
+        f"{NUMERICS_VERSION}: install the hub's version of thinpipe, {thinpipe.__version__}",
+    )
+
+    code, printed = run_to_end(*hub_arguments(tmp_path / "run.toml", 1))
+    assert (code, "is in use by another hub" in printed) == (2, True), printed
+
+    model = alone.model.resolve(64)
+    limit = sum(need.memory_nbytes for need in segment_needs(model, alone)) + shared_nbytes(model, alone) - 1
+    anna = programs("anna", "join", invite, "--folder", tmp_path / "anna", "--name", "anna", "--memory", f"{limit}B")
+    anna.until(r"the model needs .*, and 1 machine\(s\) have .*: another machine with .* would help")
+    code, second = run_to_end("invite", run_host.job.dump_folder)
+    assert code == 0, second
+    # Code that computes the same numbers takes part, whatever it looks like.
+    same = changed_copy(tmp_path / "same", line, f"{line}# a comment\n")
+    found = {"PYTHONPATH": os.pathsep.join((str(same), os.getcwd()))}
+    bert = programs("bert", "join", second.strip(), "--folder", tmp_path / "bert", "--name", "bert", environment=found)
+    assert hub.finish() == 0, hub.printed
+    assert (anna.finish(), bert.finish()) == (0, 0)
+    assert files_of(run_host, 12) == files_of(alone, 12)
+
+    # the hub is gone now: who comes back tries for as long as it was told to
+    code, printed = run_to_end("join", tmp_path / "anna", "--patience-seconds", 1)
+    assert code == 1, printed
+    assert "nothing was heard of the hub" in printed
+
+
+def test_a_peer_with_another_basis_is_refused_before_it_computes(run_config):
+    with running_hub(run_config) as running, running.connection("p0") as first, running.connection("p1") as second:
+        work = begin_generation(running, first, second)[0]
+        run_host = running.hub.run_host
+        good = hashes_at_a_peer(run_host, work)
+        bad = good | {"basis": Basis(flipped_bit(make_space(run_host.model).basis.matrix_DK)).hash}
+        assert ask_as(first, "ready", ReadyRequest(generation=1, hashes=good), RequestReply) == RequestReply()
+        over = []
+        cancel = first.subscribe_broadcast("generation_over", over.append)
+        words = f"basis is {bad['basis']} there and {good['basis']} at the hub: it must be the same"
+        assert ask_as(second, "ready", ReadyRequest(generation=1, hashes=bad), RequestReply) == RequestReply(
+            refusal=words
+        )
+        assert running.hub.membership.present == ["p0"]
+        assert running.hub.membership.current is None
+        assert ask_as(first, "ready", ReadyRequest(generation=1, hashes=good), RequestReply) == RequestReply(
+            generation_over=True
+        )
+        wait_until(lambda: over)
+        assert over == [f"1 p1 was refused: {words}".encode()]
+        cancel()
+
+
+def test_a_hub_on_a_full_disk_waits_for_room(run_config, programs, tmp_path):
+    _, run_host = host_elsewhere(run_config, tmp_path)
+    with small_disk(run_host.job.dump_folder, 64 << 20) as ballast:
+        fill(ballast)
+        hub = programs("hub", *hub_arguments(tmp_path / "run.toml", 1))
+        hub.until("is full .* make room for at least .* the hub waits for it")
+        assert hub.process.poll() is None
+        ballast.unlink()
+        assert len(invites_of(hub)) == 1
+        hub.stop()

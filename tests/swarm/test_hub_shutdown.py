@@ -1,0 +1,145 @@
+"""What ends a run for everybody, and what ends no more than a generation."""
+
+import os
+import shutil
+import signal
+from contextlib import closing
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from tests.programs import PATIENCE, files_of, invites_of, steps_of
+from tests.swarm.commits import wait_until
+from tests.swarm.hubs import begin_generation, next_request, report, running_hub
+from tests.swarm.test_checkpoint_copies import fill, small_disk, stop_and_compare
+from tests.swarm.test_hub import start_hub
+from tests.train.test_trainer import in_folder
+from thinpipe.config.run import CheckpointConfig, JobConfig
+from thinpipe.config.toml import dump_toml
+from thinpipe.core.events import Skipped, Stopped
+from thinpipe.swarm.peer.remote_run import RemoteRun
+from thinpipe.swarm.protocol.messages import Answer, Assignment, Finished
+from thinpipe.train.trainer import Trainer
+
+DIVERGED = Stopped(step=7, reason="not_finite")
+
+
+def make_remote_run(connection, assignment, config, tmp_path):
+    return closing(
+        RemoteRun(connection, assignment, replace(config, job=JobConfig(dump_folder=tmp_path / "peer")), print)
+    )
+
+
+def test_why_the_run_stops_is_heard_also_after_somebody_has_asked_what_comes_next(run_config, tmp_path):
+    """All stop at the same vote, and the first peer may have the slowest line."""
+    with running_hub(run_config) as running, running.connection("p0") as first, running.connection("p1") as second:
+        assignment, _ = begin_generation(running, first, second)
+        with make_remote_run(first, assignment, run_config, tmp_path) as remote_run:
+            asked = second.submit("next", next_request(running, left_generation=1), seconds=PATIENCE)
+            wait_until(lambda: running.hub.membership.current is None)
+            remote_run.on_event(DIVERGED)
+            assert msgspec.msgpack.decode(asked.result(PATIENCE), type=Answer) == Finished(text="stopped: not_finite")
+
+
+def test_what_is_told_of_an_older_generation_is_not_taken_for_this_one(run_config, tmp_path):
+    with running_hub(run_config) as running, running.connection("p0") as first, running.connection("p1") as second:
+        old, _ = begin_generation(running, first, second)
+        asked = [
+            connection.submit(
+                "next", next_request(running, left_generation=1, report=report(flops=flops)), seconds=PATIENCE
+            )
+            for connection, flops in ((first, 1e9), (second, 2e9))
+        ]
+        new = msgspec.msgpack.decode(asked[0].result(PATIENCE), type=Answer)
+        assert isinstance(new, Assignment)
+        assert (new.generation, new.names[0]) == (2, "p0")
+        with (
+            make_remote_run(first, old, run_config, tmp_path) as late,
+            make_remote_run(first, new, run_config, tmp_path) as now,
+        ):
+            late.on_event(DIVERGED)
+            now.on_event(Skipped(step=1, loss=None, culprit="loss"))
+            wait_until(lambda: "skipped: loss" in running.hub.run_host.display.console.file.getvalue())
+        assert running.hub.run_host.ended == ""
+
+
+@pytest.fixture
+def disturbed(run_config, tmp_path):
+    """A run of more steps than anyone waits for, the same in another folder, and its file."""
+    run_config = replace(
+        run_config,
+        training=replace(run_config.training, steps=100_000),
+        checkpoint=CheckpointConfig(interval=1000),
+        validation=replace(run_config.validation, freq=0),
+    )
+    return run_config, in_folder(run_config, "hub_run"), tmp_path / "run.toml"
+
+
+def start(programs, file, config, folders, *, patience=2):
+    file.write_text(dump_toml(config))
+    hub = start_hub(programs, file, 2, "--hub.patience-seconds", patience)
+    return hub, *(
+        programs(folder.name, "join", invite, "--folder", folder, "--name", folder.name)
+        for folder, invite in zip(folders, invites_of(hub), strict=True)
+    )
+
+
+def go_on_and_compare(hub, peers, config, alone):
+    before = len(steps_of(config))
+    wait_until(lambda: len(steps_of(config)) > before + 3)
+    stop_and_compare(hub, peers, config, alone)
+
+
+def test_who_leaves_with_a_full_disk_does_not_end_the_run_for_others(disturbed, programs, tmp_path):
+    alone, config, file = disturbed
+    with small_disk(tmp_path / "disk", 8 << 20) as ballast:
+        hub, anna, bert = start(programs, file, config, (tmp_path / "anna", tmp_path / "disk" / "bert"))
+        hub.until(r"step: +10 ")
+        fill(ballast)
+        bert.process.send_signal(signal.SIGINT)
+        assert bert.finish() == 0, bert.printed
+        assert "could not save" in hub.until(r"step: +\d+ +could not save.*")[0]
+        hub.until("generation 2: ")
+        go_on_and_compare(hub, [anna], config, alone)
+
+
+@pytest.mark.parametrize(
+    "left", [0, pytest.param(16 << 10, marks=pytest.mark.long)], ids=["for nothing", "for a manifest and no block"]
+)
+def test_who_has_no_room_to_begin_waits_for_it_and_comes_back(disturbed, programs, tmp_path, left):
+    alone, config, file = disturbed
+    alone, config = (replace(each, checkpoint=CheckpointConfig(interval=20)) for each in (alone, config))
+    with small_disk(tmp_path / "disk", 64 << 20) as ballast:
+        folders = tmp_path / "anna", tmp_path / "disk" / "bert"
+        hub, anna, bert = start(programs, file, config, folders, patience=PATIENCE)  # anna waits for him
+        hub.until(r"step: +20 +saved")
+        bert.stop()
+        shutil.rmtree(tmp_path / "disk" / "bert" / "checkpoints")
+        fill(ballast)
+        os.truncate(ballast, ballast.stat().st_size - left)
+        will_resume = programs("again", "join", tmp_path / "disk" / "bert")
+        will_resume.until(r"no room on the disk of .*/bert; the others go on without this machine")
+        will_resume.until(r"make room for at least .* this machine waits for it")
+        assert will_resume.process.poll() is None
+        ballast.unlink()
+        hub.until(r"(?s)generation 2: .*generation 3: ")
+        go_on_and_compare(hub, [anna, will_resume], config, alone)
+
+
+def test_the_last_step_is_tried_again_until_it_can_be_saved(disturbed, programs, tmp_path):
+    """There is room for all that a generation needs, and not for the state."""
+    alone, config, file = disturbed
+    alone, config = (replace(each, training=replace(each.training, steps=100)) for each in (alone, config))
+    Trainer(alone).train()
+    with small_disk(tmp_path / "disk", 8 << 20) as ballast:
+        hub, anna, bert = start(programs, file, config, (tmp_path / "anna", tmp_path / "disk" / "bert"))
+        hub.until(r"step: +1 ")
+        fill(ballast)
+        os.truncate(ballast, ballast.stat().st_size - (64 << 10))
+        bert.until(r"the last step could not be saved: make room; trying again in 10 s")
+        ballast.unlink()
+        assert hub.finish() == 0, hub.printed
+        assert [peer.finish() for peer in (anna, bert)] == [0, 0], anna.printed + bert.printed
+    assert "generation 2: " in hub.printed
+    assert files_of(config, 100) == files_of(alone, 100)
