@@ -501,7 +501,7 @@ def test_a_flood_does_not_fill_memory(hub, connection):
     watcher.start()
     for index in range(160):
         connection.publish("write_file", flood[index % 2])
-    assert connection.request("file", msgspec.msgpack.encode(StatFile(name="data.bin")), seconds=LIMIT)
+    assert connection.request("read_file", msgspec.msgpack.encode(StatFile(name="data.bin")), seconds=LIMIT)
     until = time.monotonic() + LIMIT
     while len(hub.asked) < 80 + 1:
         assert time.monotonic() < until
