@@ -89,8 +89,8 @@ class TrainingHost:
         self.commit_summary = ""
 
     def pop_notices(self) -> list[str]:
-        pop_notices, self._notices = self._notices, []
-        return pop_notices
+        notices, self._notices = self._notices, []
+        return notices
 
     def make_partition(self, machines: Sequence[Machine], hub_up_bps: float, hub_down_bps: float) -> Partition:
         return make_partition(
