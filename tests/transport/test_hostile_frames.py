@@ -14,7 +14,7 @@ from tests.transport.nats_peers import ORIGIN, address
 from thinpipe.transport.labels import Label
 from thinpipe.transport.nats.connection import HubConnection
 from thinpipe.transport.nats.frame import PIECE, Header, Origin
-from thinpipe.transport.nats.group import NatsGroup
+from thinpipe.transport.nats.group import PIECES, NatsGroup
 
 NAMES = ("p0", "p1")
 
@@ -53,12 +53,12 @@ def replayed(number):
 
 def attack(sender, receiver, number, bad):
     """One honest message, the bad frame, another honest message: what became of the receiver, which wants two."""
-    group = NatsGroup(receiver, NAMES, Origin(run=ORIGIN.run, generation=number), timeout=timedelta(seconds=300))
+    group = NatsGroup(receiver, NAMES, Origin(run=ORIGIN.run, generation=number), timeout=timedelta(seconds=60))
     try:
         found = [torch.zeros(1, dtype=torch.int32) for _ in range(2)]
         first, second = (group.recv([tensor], 0, 1) for tensor in found)
         for each in (frame(1, generation=number), bad, frame(2, generation=number, sequence=1)):
-            sender.send("p1", "d", each)
+            sender.send("p1", PIECES, each)
         first.wait()
         assert found[0].item() == 1
         try:
