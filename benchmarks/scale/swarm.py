@@ -7,12 +7,13 @@ from statistics import mean
 from typing import cast
 
 from thinpipe.config.boundary import BoundaryConfig
-from thinpipe.config.model import ExecutionConfig, LlamaConfig, SubspaceConfig
+from thinpipe.config.families.llama import LlamaConfig
+from thinpipe.config.model import ExecutionConfig, SubspaceConfig
 from thinpipe.config.model_presets import PRESETS
 from thinpipe.config.run import CheckpointConfig, ParallelismConfig, RunConfig, TrainingConfig
 from thinpipe.plan.devices import DEVICES
 from thinpipe.plan.messages import message_sizes
-from thinpipe.plan.needs import SegmentNeed, in_flight_microbatches, memory_nbytes, segment_needs
+from thinpipe.plan.segment_costs import SegmentCost, segment_costs, segment_needs
 from thinpipe.plan.simulation.links import LinkSpec
 from thinpipe.plan.simulation.schedule_actions import action_lists
 from thinpipe.plan.simulation.simulate import StageTimes, StepSpec, Timeline, simulate
@@ -90,22 +91,21 @@ class Swarm:
         return replace(self.model, boundaries=cuts, subspace=SubspaceConfig(width=self.width))
 
     @cached_property
-    def needs(self) -> list[SegmentNeed]:
-        return segment_needs(self.cut, self.config)
+    def costs(self) -> list[SegmentCost]:
+        return segment_costs(self.cut, self.config)
 
     @property
     def state_nbytes(self) -> list[int]:
         """Of each stage: what a commit holds."""
-        return [need.weights_nbytes + need.optimiser_nbytes for need in self.needs]
+        return [cost.state_nbytes for cost in self.costs]
 
     @property
     def memory_nbytes(self) -> list[int]:
-        counts = [in_flight_microbatches(stage, self.stages, self.stages, self.config) for stage in range(self.stages)]
-        return [memory_nbytes(need, self.config, count) for need, count in zip(self.needs, counts, strict=True)]
+        return [need.memory_nbytes for need in segment_needs(self.costs, self.config)]
 
     def step(self, peers: list[Peer]) -> Timeline:
         """The fastest processor has the largest stage."""
-        sizes = [need.forward_flops_per_token + need.backward_flops_per_token for need in self.needs]
+        sizes = [cost.flops_per_token for cost in self.costs]
         by_size = sorted(range(self.stages), key=lambda stage: -sizes[stage])
         place = dict(zip(by_size, sorted(peers, key=lambda peer: -peer.flops), strict=True))
         messages = message_sizes(self.cut, self.config)
@@ -113,7 +113,7 @@ class Swarm:
         part = self.hub_bps / self.replicas
         step_spec = StepSpec(
             actions=action_lists("1F1B", self.stages, self.microbatches, extra=self.extra),
-            stage_times=[_work(need, place[stage].flops) for stage, need in enumerate(self.needs)],
+            stage_times=[_work(cost, place[stage].flops) for stage, cost in enumerate(self.costs)],
             links=[replace(link, up_bps=link.up_bps * (1 - COMMITS)) for link in links],
             hub=LinkSpec(up_bps=part, down_bps=part * (1 - COMMITS)),
             forward_nbytes=messages.forward_nbytes,
@@ -140,8 +140,8 @@ class Swarm:
         return mean(self.tokens_per_second([drawn(AVERAGE, draw) for _ in range(self.stages)]) for _ in range(draws))
 
 
-def _work(need: SegmentNeed, flops: float) -> StageTimes:
-    backward = need.backward_flops_per_token * TOKENS / flops
+def _work(cost: SegmentCost, flops: float) -> StageTimes:
+    backward = cost.backward_flops_per_token * TOKENS / flops
     return StageTimes(
-        forward_s=need.forward_flops_per_token * TOKENS / flops, input_s=backward / 2, weight_s=backward / 2
+        forward_s=cost.forward_flops_per_token * TOKENS / flops, input_s=backward / 2, weight_s=backward / 2
     )

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from thinpipe.models.kv_cache import MAX_FLOAT32_ATTENTION_TOKENS, LayerKVCache, attend
+from thinpipe.config.model_family import MAX_FLOAT32_ATTENTION_TOKENS
+from thinpipe.models.kv_cache import LayerKVCache, attend
 
 
 def heads(tokens: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, ...]:

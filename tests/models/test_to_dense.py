@@ -133,9 +133,10 @@ def test_every_family_says_which_frozen_table_its_embeddings_complete(name: str)
         for name, parameter in model.named_parameters()
         if (mark := coordinates_of(parameter)) is not None and mark.axis == 1
     }
-    assert embeddings <= folding.FROZEN_TABLES.keys()
-    tables = {folding.FROZEN_TABLES[name] for name in embeddings}
-    assert tables == {"tokens", "positions"} if config.has_position_table else {"tokens"}
+    tables = config.spec.frozen_tables
+    assert tables.keys() == embeddings
+    assert set(tables.values()) == ({"tokens", "positions"} if config.has_position_table else {"tokens"})
+    assert all(getattr(model.space, table) is not None for table in tables.values())
 
 
 @torch.no_grad()

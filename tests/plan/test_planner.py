@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.plan.fake_tensor_oracle import segment_needs, shared_nbytes
 from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.config.model import SubspaceConfig
 from thinpipe.config.run import ModelSettings, ParallelismConfig, RunConfig, TrainingConfig
@@ -15,7 +16,6 @@ from thinpipe.plan.machines import Hub, Machine, Machines
 from thinpipe.plan.model_shape import resolve_model
 from thinpipe.plan.planner import estimate_cost, make_plan
 from thinpipe.plan.search import balanced_cut, search
-from thinpipe.train.costs import segment_needs, shared_nbytes
 
 GB = 10**9
 

@@ -10,7 +10,7 @@ from tests.reference.language import SyntheticLanguage
 from tests.reference.literal import Failure, LiteralAdamW, LiteralModel
 from thinpipe.models import GPT2Config, LlamaConfig, Model, ModelConfig, SubspaceConfig, build, materialise
 from thinpipe.optim import RowwiseAdamW
-from thinpipe.subspace import Basis, GrassmannTracker, SignTable, SubspaceStream
+from thinpipe.subspace import Basis, GrassmannTracker, SignTable, SubspaceStream, rebase_squares
 
 VOCABULARY, BATCH, TOKENS = 256, 8, 32
 LANGUAGE = SyntheticLanguage(VOCABULARY, seed=5)
@@ -73,6 +73,13 @@ class Trajectory:
         return max(abs(a - b) for a, b in zip(self.factored, self.literal, strict=True))
 
 
+def change_basis(model: Model, optimizer: RowwiseAdamW, old: Basis, new: Basis) -> float:
+    """Maps the model and its moments to the new basis; returns ‖Z'‖/‖Z‖."""
+    squares = rebase_squares(dict(model.named_parameters()), optimizer, old, new).values()
+    model.space.basis = new
+    return (sum(after for _, after in squares) / sum(before for before, _ in squares)) ** 0.5
+
+
 def trajectory(family: str, *, free_last: bool, steps: int = 200, interval: int = 80) -> Trajectory:
     """Trains the factored model with the library and the literal one by the book, in float64, on the same data."""
     model = materialise(build(small_config(family, free_last=free_last)), seed=11, dtype=torch.float64)
@@ -93,7 +100,7 @@ def trajectory(family: str, *, free_last: bool, steps: int = 200, interval: int 
         optimizer.step()
         literal_optimizer.step()
         if tracker.is_due(step):
-            tracker.update(lambda old, new: model.change_basis(old, new, optimizer))
+            tracker.update(lambda old, new: change_basis(model, optimizer, old, new))
             literal_optimizer.grassmann_step(step_size=1.0)
     assert model.space.version == steps // interval
     return losses

@@ -15,9 +15,9 @@ from thinpipe.config.run import JobConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.numerics import NUMERICS_VERSION
 from thinpipe.models.model import make_space
+from thinpipe.plan.segment_costs import segment_costs, segment_needs, shared_nbytes
 from thinpipe.subspace.basis import Basis
 from thinpipe.swarm.protocol.messages import ReadyRequest, RequestReply
-from thinpipe.train.costs import segment_needs, shared_nbytes
 from thinpipe.train.trainer import Trainer
 
 
@@ -57,7 +57,11 @@ def test_other_numerics_a_second_hub_and_too_little_memory(run_config, programs,
     assert (code, "is in use by another hub" in printed) == (2, True), printed
 
     model = alone.model.resolve(64)
-    limit = sum(need.memory_nbytes for need in segment_needs(model, alone)) + shared_nbytes(model, alone) - 1
+    limit = (
+        sum(need.memory_nbytes for need in segment_needs(segment_costs(model, alone), alone))
+        + shared_nbytes(model, alone)
+        - 1
+    )
     anna = programs("anna", "join", invite, "--folder", tmp_path / "anna", "--name", "anna", "--memory", f"{limit}B")
     anna.until(r"the model needs .*, and 1 machine\(s\) have .*: another machine with .* would help")
     code, second = run_to_end("invite", run_host.job.dump_folder)

@@ -13,11 +13,15 @@ from thinpipe.config.model_presets import PRESETS
 from thinpipe.config.run import ParallelismConfig, RunConfig
 from thinpipe.models import build, materialise
 from thinpipe.pipeline.stage_module import token_losses
+from thinpipe.plan.messages import message_sizes
+from thinpipe.plan.segment_costs import segment_costs, segment_needs, shared_nbytes
 from thinpipe.subspace import GrassmannTracker
-from thinpipe.train.costs import boundary_traffic, segment_needs, shared_nbytes
-from thinpipe.train.dry_run import count_saved_activations
 
 FAMILIES = ("llama-tiny", "gpt2-tiny")
+
+
+def needs_of(model, config, processes=None):
+    return segment_needs(segment_costs(model, config), config, processes=processes)
 
 
 def case(
@@ -81,7 +85,7 @@ def test_memory_is_that_of_a_real_step(names):
         sections = CASES[name]
         config = run_config(sections)
         model = config.model.resolve(VOCABULARY)
-        said = shared_nbytes(model, config) + sum(n.memory_nbytes for n in segment_needs(model, config, processes=1))
+        said = shared_nbytes(model, config) + sum(n.memory_nbytes for n in needs_of(model, config, processes=1))
         print(
             f"{' '.join(name):32} said {said / 1e6:6.1f} MB, was {peaks[name] / 1e6:6.1f} MB: {said / peaks[name]:.3f}"
         )
@@ -123,7 +127,7 @@ def check_operations(preset, *, subspace=None, checkpointed=False, **fields):
     close = 0.1 if checkpointed else 0.02  # torch ends a second forward pass when it has all it needs
     # The fused kernel of CPUs is not among those that torch counts.
     with sdpa_kernel(SDPBackend.MATH):
-        for index, (need, segment) in enumerate(zip(segment_needs(model.config, config), model.segments, strict=True)):
+        for index, (need, segment) in enumerate(zip(needs_of(model.config, config), model.segments, strict=True)):
             with FlopCounterMode(display=False) as counter:
                 out = segment(ids_BW[:, :-1], state)
                 (out.sum() if segment.last is None else token_losses(out, ids_BW).mean()).backward()
@@ -135,40 +139,40 @@ def test_micro_batches_under_way_cost_memory():
     """1F1B: one more in every segment before; GPipe: all of them everywhere."""
     config = run_config(case("llama-tiny", batch=8, micro=1, boundaries=(1, 2, 3)))
     model = replace(config.model.resolve(512), n_layers=4)
-    alone = [need.memory_nbytes for need in segment_needs(model, config, processes=1)]
-    piped = [need.memory_nbytes for need in segment_needs(model, config)]
+    alone = [need.memory_nbytes for need in needs_of(model, config, processes=1)]
+    piped = [need.memory_nbytes for need in needs_of(model, config)]
     one = (piped[2] - alone[2]) / 1
     assert [(p - a) / one for p, a in zip(piped, alone, strict=True)][1:] == [2, 1, 0]
-    two = [need.memory_nbytes for need in segment_needs(model, config, processes=2)]
+    two = [need.memory_nbytes for need in needs_of(model, config, processes=2)]
     assert [(t - a) / one for t, a in zip(two, alone, strict=True)][1:] == [1, 1, 0]
     gpipe = replace(config, parallelism=replace(config.parallelism, pipeline_parallel_schedule="GPipe"))
-    assert (segment_needs(model, gpipe)[2].memory_nbytes - alone[2]) / one == 7
+    assert (needs_of(model, gpipe)[2].memory_nbytes - alone[2]) / one == 7
     more = replace(config, parallelism=replace(config.parallelism, pipeline_parallel_extra_microbatches=1))
-    assert (segment_needs(model, more)[1].memory_nbytes - alone[1]) / one == 4
+    assert (needs_of(model, more)[1].memory_nbytes - alone[1]) / one == 4
 
 
 @pytest.mark.parametrize(("subspace", "width"), [(None, 256), (CONFINED, 32)], ids=["dense", "confined"])
 def test_a_checkpointed_block_keeps_what_enters_it_and_no_more(subspace, width):
     def kept(layers):
         config = run_config(case("llama-tiny", layers=layers, subspace=subspace, checkpoint_activations=True))
-        [segment] = build(config.model.resolve(512)).segments
-        return count_saved_activations(segment, config.execution, batch=2, tokens=256, dtype=torch.float32).nbytes
+        [cost] = segment_costs(config.model.resolve(512), config)
+        return cost.activation_nbytes
 
     assert kept(5) - kept(4) == 2 * 256 * width * 4
 
 
 def test_traffic_is_what_messages_are_long():
     config = run_config(case("llama-tiny", subspace={"width": 32}, boundaries=(1,)))
-    traffic = boundary_traffic(config.model.resolve(VOCABULARY), config)
+    traffic = message_sizes(config.model.resolve(VOCABULARY), config).traffic(config)
     assert traffic.backward_nbytes == 32 * 4
     assert 32 * 4 + 2 < traffic.forward_nbytes < 32 * 4 + 2.1  # ids of two bytes, one more per sequence than tokens
     uncut = run_config(case("llama-tiny"))
-    assert boundary_traffic(uncut.model.resolve(VOCABULARY), uncut).bits == 0
+    assert message_sizes(uncut.model.resolve(VOCABULARY), uncut).traffic(uncut).bits == 0
 
 
 def test_a_large_model_takes_no_memory_to_plan():
     model = replace(PRESETS["llama-8b"], boundaries=(8, 16, 24))
     config = RunConfig(parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=1))
-    needs = segment_needs(model, config)
+    needs = needs_of(model, config)
     assert sum(need.flops_per_token for need in needs) == pytest.approx(6 * 7.5e9, rel=0.05)
     assert 4 * 4 * 8e9 < sum(need.memory_nbytes for need in needs) < 4 * 4 * 8e9 * 1.2

@@ -9,9 +9,7 @@ from typing import Protocol
 
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig, FormatName
 from thinpipe.core.errors import UserError
-
-BF16_NBYTES = 2
-"""Bytes of a bfloat16: the scale of an integer row, or the minimum or the step of a quantisation range."""
+from thinpipe.core.units import BF16_NBYTES
 
 
 def id_nbytes(vocab_size: int) -> int:

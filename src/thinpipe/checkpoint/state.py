@@ -10,13 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
 from thinpipe import __version__
 from thinpipe.checkpoint.storage import Checkpoint, Manifest
-from thinpipe.config.model import CONFIGS
+from thinpipe.config.families import model_of_manifest
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import NUMERICS_VERSION
 from thinpipe.models import Model, ModelConfig
@@ -61,9 +60,7 @@ def versions() -> dict[str, str]:
 def model_config_of(checkpoint: Checkpoint) -> ModelConfig:
     """Model configuration of a checkpoint. Raises UserError for an unknown family."""
     manifest = checkpoint.manifest
-    if manifest.family not in CONFIGS:
-        raise UserError(f"{checkpoint.path} holds a model of family {manifest.family!r}, known are {list(CONFIGS)}")
-    return msgspec.convert(manifest.model, CONFIGS[manifest.family])
+    return model_of_manifest(manifest.family, manifest.model, where=str(checkpoint.path))
 
 
 def layers_of(parameters: Iterable[str]) -> list[str]:

@@ -4,9 +4,8 @@ only to generate a sample."""
 import tomllib
 from pathlib import Path
 
-import msgspec
-
 from thinpipe.config.commands import GenerateConfig, ReportConfig
+from thinpipe.config.families import read_model
 from thinpipe.config.model_presets import PRESETS
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
@@ -51,12 +50,6 @@ def _continued(run: Path, prompt: str) -> str:
     return "".join(continuation(GenerateConfig(run=run, prompt=prompt)))
 
 
-class _Manifest(msgspec.Struct):
-    """Fields read from a checkpoint's manifest."""
-
-    model: dict[str, object]
-
-
 def _widths(run: Path, summary: Summary) -> tuple[int | None, int | None, bool]:
     """Model width, width of the states that cross boundaries, and whether a boundary projection sets the latter. Taken
     from the settings, or from the newest checkpoint if the model was initialised from another one; None if unknown."""
@@ -67,8 +60,11 @@ def _widths(run: Path, summary: Summary) -> tuple[int | None, int | None, bool]:
         manifests = sorted(run.glob("checkpoints/step-*/manifest.json"))
         if not manifests:
             return None, None, False
-        settings = msgspec.json.decode(manifests[-1].read_bytes(), type=_Manifest).model
-        dim = settings.get("dim")
+        try:
+            model = read_model(manifests[-1])
+        except UserError:  # a page without these widths is better than none
+            return None, None, False
+        return model.dim, model.state_width, model.has_projection
     found = [settings.get(part) for part in ("projection", "subspace")]
     parts = [part if isinstance(part, dict) else {} for part in found]  # written by a peer, so it may be anything
     width = next((part["width"] for part in parts if part.get("width")), dim)

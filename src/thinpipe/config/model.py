@@ -1,4 +1,5 @@
-"""Model configurations: shapes, boundaries, compression at boundaries. Saved with every checkpoint.
+"""Model configurations: what all families share. Sizes, boundaries, compression at boundaries. Saved with every
+checkpoint. The configuration of a family is in `config/families`.
 
 Imports no torch, so that `thinpipe plan` starts quickly.
 """
@@ -7,6 +8,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from thinpipe.config.model_family import FamilySpec
 from thinpipe.core.errors import UserError
 
 
@@ -62,11 +64,8 @@ class ProjectionConfig:
 class ModelConfig:
     """Model configuration: the fields that all model families share."""
 
-    family: ClassVar[str]
-    """Name of the model family in checkpoints."""
-    has_position_table: ClassVar[bool] = False
-    """Whether position embeddings are added to the residual stream. A subspace model then needs a frozen table of
-    positions too."""
+    spec: ClassVar[FamilySpec]
+    """Layers of the family, their names and kinds."""
 
     vocab_size: int
     dim: int
@@ -91,6 +90,8 @@ class ModelConfig:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.dim % self.n_heads:
             raise UserError(f"dim {self.dim} is not a multiple of n_heads {self.n_heads}")
+        if self.spec.rotary is not None and self.head_dim % 2:
+            raise UserError(f"rotary positions need an even head width, not dim / n_heads = {self.head_dim}")
         edges = (0, *self.boundaries, self.n_layers)
         if any(left >= right for left, right in itertools.pairwise(edges)):
             raise UserError(
@@ -154,6 +155,22 @@ class ModelConfig:
         if projection.hidden is not None and (projection.kind != "bottleneck" or projection.hidden < 1):
             raise UserError('projection.hidden is for kind = "bottleneck", and at least 1')
 
+    @classmethod
+    def presets(cls) -> dict[str, "ModelConfig"]:
+        """Sizes of the family by name, for `model.preset`."""
+        return {}
+
+    @property
+    def family(self) -> str:
+        """Name of the model family in checkpoints."""
+        return self.spec.name
+
+    @property
+    def has_position_table(self) -> bool:
+        """Whether position embeddings are added to the residual stream. A subspace model then needs a frozen table of
+        positions too."""
+        return self.spec.position_embedding is not None
+
     @property
     def has_projection(self) -> bool:
         return self.projection.width is not None
@@ -196,49 +213,6 @@ class RopeScaling:
                 f"rope_scaling.low_freq_factor {self.low_freq_factor} must be below "
                 f"high_freq_factor {self.high_freq_factor}"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LlamaConfig(ModelConfig):
-    """A Llama 2/3 decoder."""
-
-    family: ClassVar[str] = "llama"
-
-    n_kv_heads: int
-    hidden_dim: int
-    rope_theta: float = 500_000.0
-    rope_scaling: RopeScaling | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n_kv_heads < 1 or self.hidden_dim < 1:
-            raise UserError(f"n_kv_heads {self.n_kv_heads} and hidden_dim {self.hidden_dim} must be at least 1")
-        if self.n_heads % self.n_kv_heads:
-            raise UserError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")
-        if self.head_dim % 2:
-            raise UserError(f"rotary positions need an even head width, not dim / n_heads = {self.head_dim}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GPT2Config(ModelConfig):
-    """GPT-2: learned positions, LayerNorm, biases; the MLP is four times as wide as the model."""
-
-    family: ClassVar[str] = "gpt2"
-    has_position_table: ClassVar[bool] = True
-
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"dropout {self.dropout} must be at least 0 and below 1")
-
-    @property
-    def hidden_dim(self) -> int:
-        return 4 * self.dim
-
-
-CONFIGS: dict[str, type[ModelConfig]] = {config.family: config for config in (LlamaConfig, GPT2Config)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,14 @@
 """Parses and formats rates, durations, sizes and token counts: "80mbps", "20ms", "12GB", "10B". Rates are in bits per
-second, as internet providers state them. Parsers raise UserError."""
+second, as internet providers state them. Parsers raise UserError. Also: bytes per number of each data type."""
 
 import math
 import re
 
 from thinpipe.core.errors import UserError
+
+ITEM_NBYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+"""Bytes per number, by the name of its data type."""
+BF16_NBYTES = ITEM_NBYTES["bfloat16"]
 
 _BITS_PER_SECOND = {"kbps": 1e3, "mbps": 1e6, "gbps": 1e9}
 _SECONDS = {"ms": 1e-3, "s": 1.0}

@@ -19,8 +19,8 @@ from thinpipe.core.units import format_bytes
 from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.doctor.machine import missing_extras
 from thinpipe.models import ModelConfig
+from thinpipe.plan.segment_costs import segment_costs, segment_needs, shared_nbytes
 from thinpipe.swarm.peer.machine_probe import usable_nbytes
-from thinpipe.train.costs import segment_needs, segment_state_nbytes, shared_nbytes
 from thinpipe.train.data_loading import DatasetInfo, LocalTokens
 from thinpipe.train.engine import choose_device
 
@@ -95,7 +95,7 @@ def _disk(config: RunConfig, model: ModelConfig | None) -> Finding:
     free = shutil.disk_usage(place).free
     if model is None:
         return not_checked("disk", f"{format_bytes(free)} free in {place}; what checkpoints need is not known")
-    one = sum(segment_state_nbytes(model, config)) + shared_nbytes(model, config)
+    one = sum(cost.state_nbytes for cost in segment_costs(model, config)) + shared_nbytes(model, config)
     wanted = max(one, checkpoints_nbytes(config, one) - _held(folder / "checkpoints"))
     text = f"{format_bytes(free)} free in {place}; checkpoints of {format_bytes(one)} need {format_bytes(wanted)} more"
     if free < wanted:
@@ -123,7 +123,7 @@ def _memory(config: RunConfig, model: ModelConfig) -> Finding:
         return problem("memory", f"torch sees no {device}", "Set training.device to a device that is there.")
     usable = usable_nbytes(device)
     degree = config.parallelism.pipeline_parallel_degree
-    needs = [need.memory_nbytes for need in segment_needs(model, config, processes=degree)]
+    needs = [need.memory_nbytes for need in segment_needs(segment_costs(model, config), config, processes=degree)]
     shared = shared_nbytes(model, config)
     whole, largest = sum(needs) + degree * shared, max(needs) + shared
     text = f"{format_bytes(usable)} may be used; the run needs {format_bytes(whole)} on one machine"
@@ -145,7 +145,7 @@ def assigned_memory_finding(folder: Path, segments: int, device: str) -> Finding
         return not_checked("memory", "the hub has given this machine nothing to compute yet")
     config = from_table(tomllib.loads(newest.manifest.run), RunConfig, where=str(newest.path))
     model = model_config_of(newest)
-    needs = [need.memory_nbytes for need in segment_needs(model, config)]
+    needs = [need.memory_nbytes for need in segment_needs(segment_costs(model, config), config)]
     spans = [sum(needs[start : start + segments]) for start in range(len(needs) - segments + 1)]
     wanted, usable = max(spans, default=sum(needs)) + shared_nbytes(model, config), usable_nbytes(choose_device(device))
     text = f"{format_bytes(usable)} may be used; {segments} segment(s) need {format_bytes(wanted)}"

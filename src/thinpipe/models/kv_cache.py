@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MAX_FLOAT32_ATTENTION_TOKENS = 512
-"""Maximum text length in tokens for which bfloat16 attention on a CPU is computed in float32, which is faster there."""
+from thinpipe.config.model_family import MAX_FLOAT32_ATTENTION_TOKENS
 
 
 class LayerKVCache:

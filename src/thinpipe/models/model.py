@@ -5,7 +5,7 @@ whether segments share a process or not. `build` makes a model on the meta devic
 `init_weights.materialise` allocates and initialises a model or single segments.
 """
 
-from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -13,19 +13,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from thinpipe.config.model import ExecutionConfig, GPT2Config, LlamaConfig, ModelConfig
+from thinpipe.config.model import ExecutionConfig, ModelConfig
+from thinpipe.config.parameter_shapes import named_parameters
 from thinpipe.core.seeds import derive_seed
 from thinpipe.models.boundary_projection import BoundaryProjection
-from thinpipe.models.gpt2 import gpt2_parts
+from thinpipe.models.decoder import build_layers
 from thinpipe.models.kv_cache import KVCache
-from thinpipe.models.llama import llama_parts
-from thinpipe.subspace import FIXED_TABLES, Basis, DenseSpace, FixedTable, FreeSpace, Stream, Subspace, rebase
+from thinpipe.subspace import FIXED_TABLES, DenseSpace, FixedTable, FreeSpace, Stream, Subspace, coordinates_of
+from thinpipe.subspace.parameter_tags import is_orthonormal
 from thinpipe.subspace.space import OnGradient
-
-FAMILIES: dict[type[ModelConfig], Callable[..., tuple[nn.Module, list[nn.Module], nn.Module]]] = {
-    LlamaConfig: llama_parts,
-    GPT2Config: gpt2_parts,
-}
 
 
 class Segment(nn.Module):
@@ -126,7 +122,7 @@ class Model(nn.Module):
         self.space = make_space(config)
         free = FreeSpace(self.space) if isinstance(self.space, Subspace) else self.space
         spaces = [self.space if index < config.first_free_block else free for index in range(config.n_layers)]
-        first, blocks, last = FAMILIES[type(config)](config, self.space, spaces)
+        first, blocks, last = build_layers(config, self.space, spaces)
         # Registered in layer order: it is the order of parameters(), and thus of sums over parameters (bit-exactness).
         self.first, self.blocks, self.last = first, nn.ModuleList(blocks), last
         has_projections = config.has_projection
@@ -161,22 +157,33 @@ class Model(nn.Module):
             for block in self.blocks:
                 block.compile()
 
-    def change_basis(self, old: Basis, new: Basis, optimizer: torch.optim.Optimizer | None = None) -> float:
-        """Maps all coordinate parameters (and optimiser moments) to the new basis; returns ‖Z'‖/‖Z‖.
-
-        The `apply` callback of `GrassmannTracker.update`. Raises TypeError for a dense model.
-        """
-        if not isinstance(self.space, Subspace):
-            raise TypeError("a dense model has no basis to change")
-        kept_norm = rebase(dict(self.named_parameters()), optimizer, old, new)
-        self.space.basis = new
-        return kept_norm
-
 
 def build(config: ModelConfig) -> Model:
     """The model on the meta device: shapes and names, without allocated memory."""
     with torch.device("meta"), _SkipInit():
-        return Model(config)
+        model = Model(config)
+    _refuse_other_parameters(model)
+    return model
+
+
+def _refuse_other_parameters(model: Model) -> None:
+    """Raises ValueError, with the first difference, unless modules have the parameters of `config.parameter_shapes`: in
+    the same order, with the same names, shapes and tags."""
+    described = [
+        (name, each.shape, each.coordinates_axis, each.is_orthonormal)
+        for name, each in named_parameters(model.config).items()
+    ]
+    built = []
+    for name, parameter in model.named_parameters():
+        coordinates = coordinates_of(parameter)
+        axis = None if coordinates is None else coordinates.axis
+        built.append((name, tuple(parameter.shape), axis, is_orthonormal(parameter)))
+    for module, shapes in zip_longest(built, described):
+        if module != shapes:
+            raise ValueError(
+                f"modules of {model.config.family} differ from config.parameter_shapes: (name, shape, axis of "
+                f"coordinates, orthonormal) is {module} in the modules and {shapes} in the description"
+            )
 
 
 class _SkipInit(TorchFunctionMode):

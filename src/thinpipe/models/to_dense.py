@@ -16,13 +16,6 @@ from thinpipe.models.init_weights import materialise
 from thinpipe.models.model import Model, build
 from thinpipe.subspace import FixedTable, Subspace, coordinates_of
 
-FROZEN_TABLES = {
-    "first.embed_tokens.weight": "tokens",
-    "first.wte.weight": "tokens",
-    "first.wpe.weight": "positions",
-}
-"""Attribute of `Subspace` with the frozen table of each embedding parameter."""
-
 _CHUNK = 1 << 22
 """Maximum number of entries converted to float64 at once, to avoid a second copy of a large table."""
 
@@ -55,7 +48,7 @@ def to_dense(model: Model) -> Model:
         elif coordinates.axis == 0:
             _expand_writer(factored[name].double(), basis_DK, target)
         else:
-            _expand_embedding(factored[name], basis_DK, getattr(model.space, FROZEN_TABLES[name]), target)
+            _expand_embedding(factored[name], basis_DK, getattr(model.space, config.spec.frozen_tables[name]), target)
     return dense.train(model.training)
 
 

@@ -15,7 +15,7 @@ from thinpipe.config.model import SubspaceConfig
 from thinpipe.core.errors import UserError
 from thinpipe.models.init_weights import materialise
 from thinpipe.models.model import Model, build
-from thinpipe.models.to_dense import FROZEN_TABLES, row_chunks
+from thinpipe.models.to_dense import row_chunks
 from thinpipe.subspace import Basis, Subspace, coordinates_of
 
 
@@ -57,7 +57,7 @@ def to_subspace(dense: Model, subspace: SubspaceConfig, boundaries: tuple[int, .
         elif coordinates.axis == 0:
             target.copy_(basis_DK.T @ sources[name].double())
         else:
-            _split_embedding(sources[name], target, model.space, FROZEN_TABLES[name])
+            _split_embedding(sources[name], target, model.space, config.spec.frozen_tables[name])
     return model.train(dense.training), _report(writers, basis_DK)
 
 

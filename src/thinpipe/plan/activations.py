@@ -1,18 +1,23 @@
 """Activation memory of a segment by arithmetic: the tensors that autograd saves for the backward pass.
 
-`tests/plan/test_needs.py` compares it with what `train/dry_run.py` counts on torch's fake tensors, for CPU kernels.
-Lists hold the bytes of each saved tensor; a tensor that two operations save is counted once.
+`tests/plan/test_segment_costs.py` compares it with what `tests/plan/fake_tensor_oracle.py` counts on torch's fake
+tensors, for CPU kernels; GPU kernels save about as much. Lists hold the bytes of each saved tensor; a tensor that two
+operations save is counted once.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from thinpipe.config.model import GPT2Config, LlamaConfig, ModelConfig
+from thinpipe.config.model import ModelConfig
+from thinpipe.config.model_family import MAX_FLOAT32_ATTENTION_TOKENS, MLPKind, NormKind
+from thinpipe.config.parameter_shapes import ParameterGroup, SegmentShapes, attention_widths
 from thinpipe.config.run import RunConfig
-from thinpipe.plan.parameters import ParameterGroup, SegmentShapes
+from thinpipe.core.units import BF16_NBYTES, ITEM_NBYTES
 
-ITEMSIZES = {"bfloat16": 2, "float32": 4, "float64": 8}
-_MAX_FLOAT32_ATTENTION_TOKENS = 512  # up to here attention on a CPU is in float32 (`models/kv_cache.py`)
 _ID_NBYTES = 8
+_MLP_TENSORS: dict[MLPKind, int] = {"swiglu": 4, "gelu_tanh": 2}
+"""Tensors of hidden width that an MLP saves. swiglu: gate, silu(gate), up, and their product. gelu_tanh: the input and
+the output of GELU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +38,15 @@ def count_saved_activations(
     ends = _before_blocks(run, shapes) + _after_blocks(run, shapes)
     block = _block(run, shapes.block)
     basis = run.basis_copy if run.in_subspace or index else []
-    everything = ends + block * shapes.blocks + basis
+    everything = ends + block * len(shapes.blocks) + basis
     gradients = 2 * max(everything)
     if not config.execution.checkpoint_activations:
         return SavedActivations(nbytes=sum(everything), peak_extra_nbytes=gradients)
     entering = run.each(model.subspace.width or model.dim if run.in_subspace else model.dim, run.itemsize)
-    outside = sum(ends) + shapes.blocks * entering
+    outside = sum(ends) + len(shapes.blocks) * entering
     if shapes.last or not run.in_subspace:
         outside += sum(basis)  # the stream is reconstructed outside of checkpointed blocks
-    one_block = (sum(everything) - outside) // shapes.blocks
+    one_block = (sum(everything) - outside) // len(shapes.blocks)
     base = run.each(model.dim, run.itemsize) if run.in_subspace else 0
     return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(0, one_block) + gradients)
 
@@ -57,7 +62,7 @@ class _SegmentPass:
     @property
     def itemsize(self) -> int:
         """Bytes per element of weights and of the residual stream."""
-        return ITEMSIZES[self.config.training.dtype]
+        return ITEM_NBYTES[self.config.training.dtype]
 
     @property
     def uses_autocast(self) -> bool:
@@ -67,12 +72,16 @@ class _SegmentPass:
     @property
     def matmul_itemsize(self) -> int:
         """Bytes per element of the result of a matrix product."""
-        return 2 if self.uses_autocast else self.itemsize
+        return BF16_NBYTES if self.uses_autocast else self.itemsize
 
     @property
     def float32_itemsize(self) -> int:
         """Bytes per element where at least float32 is used."""
-        return max(4, self.itemsize)
+        return max(ITEM_NBYTES["float32"], self.itemsize)
+
+    @property
+    def dropout(self) -> bool:
+        return bool(self.model.spec.dropout(self.model))
 
     @property
     def tokens(self) -> int:
@@ -84,7 +93,7 @@ class _SegmentPass:
 
     def copies(self, group: ParameterGroup) -> list[int]:
         """Bytes of the bfloat16 copies that autocast makes of matrices."""
-        return [2 * each.numel for each in group if each.is_matmul] if self.uses_autocast else []
+        return [BF16_NBYTES * each.numel for each in group if each.is_matmul] if self.uses_autocast else []
 
     @property
     def ids(self) -> int:
@@ -95,7 +104,9 @@ class _SegmentPass:
     def basis_copy(self) -> list[int]:
         """Bytes of the basis cast to bfloat16, if the stream is: the basis itself is at least float32."""
         width = self.model.subspace.width
-        return [self.model.dim * width * 2] if width is not None and self.itemsize == 2 else []
+        if width is None or self.itemsize != BF16_NBYTES:
+            return []
+        return [self.model.dim * width * BF16_NBYTES]
 
 
 def _before_blocks(run: _SegmentPass, shapes: SegmentShapes) -> list[int]:
@@ -110,7 +121,7 @@ def _before_blocks(run: _SegmentPass, shapes: SegmentShapes) -> list[int]:
     if shapes.first:
         width = projection.embedding_rank or model.subspace.width or model.dim
         saved += [run.each(width, run.matmul_itemsize)] if projection.embedding_rank else []
-        saved += [run.each(width, run.itemsize)] if _dropout(model) else []
+        saved += [run.each(width, run.itemsize)] if run.dropout else []
     if shapes.token_prior and projection.token_prior_rank:
         saved.append(run.each(projection.token_prior_rank * projection.token_prior_window, run.matmul_itemsize))
     if shapes.token_prior and projection.bigram_rows:
@@ -143,30 +154,34 @@ def _after_blocks(run: _SegmentPass, shapes: SegmentShapes) -> list[int]:
     return saved
 
 
+def _rms_norm(run: _SegmentPass) -> list[int]:
+    """Input, statistic, and the normalised values before scaling."""
+    wide = run.each(run.model.dim, run.float32_itemsize)
+    return [wide, run.each(1, run.float32_itemsize), wide]
+
+
+def _layer_norm(run: _SegmentPass) -> list[int]:
+    """Input, mean and standard deviation."""
+    return [run.each(run.model.dim, run.itemsize), run.each(1, run.itemsize), run.each(1, run.itemsize)]
+
+
+_NORMS: dict[NormKind, Callable[[_SegmentPass], list[int]]] = {"rms": _rms_norm, "layer": _layer_norm}
+
+
 def _norm(run: _SegmentPass) -> list[int]:
-    """Input and statistics of a norm; for RMSNorm also the normalised values before scaling."""
-    wide = run.model.dim
-    if isinstance(run.model, GPT2Config):
-        return [run.each(wide, run.itemsize), run.each(1, run.itemsize), run.each(1, run.itemsize)]
-    return [
-        run.each(wide, run.float32_itemsize),
-        run.each(1, run.float32_itemsize),
-        run.each(wide, run.float32_itemsize),
-    ]
+    return _NORMS[run.model.spec.norm](run)
 
 
 def _block(run: _SegmentPass, group: ParameterGroup) -> list[int]:
-    model = run.model
-    assert isinstance(model, LlamaConfig | GPT2Config), f"a plan does not know blocks of {model.family}"
-    is_llama = isinstance(model, LlamaConfig)
-    readers, inside = ((3, 2), 4) if is_llama else ((1, 1), 2)  # matrices that read each norm; tensors in the MLP
+    model, attention, mlp = run.model, run.model.spec.attention, run.model.spec.mlp
     saved = _norm(run) * 2 + _attention(run)
-    for count in readers:  # under autocast each matrix saves its own copy of its input
-        saved += [run.each(model.dim, run.matmul_itemsize)] * (count if run.uses_autocast else 1)
-    saved += [run.each(model.hidden_dim, run.matmul_itemsize)] * inside + run.copies(group)
-    if is_llama and run.matmul_itemsize == 2:
-        saved += [run.config.training.seq_len * model.head_dim * 2] * 4  # RoPE cosines and sines, for queries and keys
-    if _dropout(model):
+    for readers in (attention.readers, mlp.readers):  # under autocast each matrix saves its own copy of its input
+        saved += [run.each(model.dim, run.matmul_itemsize)] * (len(readers) if run.uses_autocast else 1)
+    saved += [run.each(mlp.hidden_dim(model), run.matmul_itemsize)] * _MLP_TENSORS[mlp.kind] + run.copies(group)
+    if model.spec.rotary is not None and run.matmul_itemsize == BF16_NBYTES:
+        # cosines and sines cast to bfloat16, for queries and for keys
+        saved += [run.config.training.seq_len * model.head_dim * BF16_NBYTES] * 4
+    if run.dropout:
         width = model.subspace.width or model.dim if run.in_subspace else model.dim
         saved += [run.each(width, run.matmul_itemsize)] * 2
     return saved
@@ -175,16 +190,21 @@ def _block(run: _SegmentPass, group: ParameterGroup) -> list[int]:
 def _attention(run: _SegmentPass) -> list[int]:
     """Queries, keys, values, output, and the log-sum-exp of each softmax."""
     model, tokens = run.model, run.config.training.seq_len
-    heads = model.n_kv_heads if isinstance(model, LlamaConfig) else model.n_heads
-    in_float32 = tokens <= _MAX_FLOAT32_ATTENTION_TOKENS or _dropout(model)
-    itemsize = max(4, run.matmul_itemsize) if in_float32 else run.matmul_itemsize
-    sides = [run.each(heads * model.head_dim, itemsize)] * 2 + [run.each(model.dim, itemsize)]
+    in_float32 = tokens <= MAX_FLOAT32_ATTENTION_TOKENS or run.dropout
+    itemsize = max(ITEM_NBYTES["float32"], run.matmul_itemsize) if in_float32 else run.matmul_itemsize
     out = run.each(model.dim, run.matmul_itemsize)
-    if _dropout(model):  # with dropout every kernel materialises the tokens x tokens matrix
-        return [*sides, out] + [run.each(model.n_heads * tokens, itemsize)] * 3
+    if run.dropout:  # keys and values are repeated for every head, and tokens x tokens matrices are materialised
+        return [run.each(model.dim, itemsize)] * 3 + [out] + [run.each(model.n_heads * tokens, itemsize)] * 3
+    inputs = _attention_inputs(run, itemsize)
     before_cast = [run.each(model.dim, itemsize)] if itemsize != run.matmul_itemsize else []
-    return [*sides, out, *before_cast, run.each(model.n_heads, max(4, itemsize))]
+    return [*inputs, out, *before_cast, run.each(model.n_heads, max(ITEM_NBYTES["float32"], itemsize))]
 
 
-def _dropout(model: ModelConfig) -> bool:
-    return isinstance(model, GPT2Config) and model.dropout > 0
+def _attention_inputs(run: _SegmentPass, itemsize: int) -> list[int]:
+    """Queries, keys and values. If one matrix makes them and they are not cast, what is not rotated is a view of its
+    output, which is saved as a whole."""
+    spec, widths = run.model.spec, attention_widths(run.model)
+    if len(spec.attention.readers) == 1 and itemsize == run.matmul_itemsize:
+        rotated = widths[:2] if spec.rotary is not None else ()
+        widths = (*rotated, sum(widths))
+    return [run.each(width, itemsize) for width in widths]

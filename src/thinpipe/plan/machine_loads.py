@@ -7,7 +7,7 @@ from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.pipeline.placement import Placement
 from thinpipe.plan.machines import Machine
-from thinpipe.plan.needs import SegmentNeed, shared_nbytes
+from thinpipe.plan.segment_costs import SegmentCost, shared_nbytes
 from thinpipe.plan.simulation.schedule_actions import Action, PassKind
 
 
@@ -35,7 +35,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineLoad:
-    """Segments of one machine and the memory they need."""
+    """Segments of one machine and the memory they cost."""
 
     machine: Machine
     segments: tuple[int, ...]
@@ -69,33 +69,33 @@ def machine_load_of(
     process: int,
     config: RunConfig,
     model: ModelConfig,
-    needs: Sequence[SegmentNeed],
+    costs: Sequence[SegmentCost],
     held: Sequence[int],
 ) -> MachineLoad:
     """Load of the machine that runs `process`. `held`: peak in-flight micro-batches of each stage."""
     stages = placement.processes[process]
     segments = [segment for stage in stages for segment in placement.stages[stage]]
-    mine = [needs[segment] for segment in segments]
+    mine = [costs[segment] for segment in segments]
     saved_nbytes = sum(
-        held[stage] * needs[segment].activation_nbytes for stage in stages for segment in placement.stages[stage]
+        held[stage] * costs[segment].activation_nbytes for stage in stages for segment in placement.stages[stage]
     )
-    activations = saved_nbytes + max(need.peak_extra_nbytes for need in mine)
-    gradients = sum(need.gradients_nbytes for need in mine)
+    activations = saved_nbytes + max(cost.peak_extra_nbytes for cost in mine)
+    gradients = sum(cost.gradients_nbytes for cost in mine)
     if config.microbatches == 1:  # gradients are allocated while activations are freed
         activations = max(0, activations - gradients)
     memory = MemoryUse(
-        weights=sum(need.weights_nbytes for need in mine),
+        weights=sum(cost.weights_nbytes for cost in mine),
         gradients=gradients,
-        optimiser=sum(need.optimiser_nbytes for need in mine),
+        optimiser=sum(cost.optimiser_nbytes for cost in mine),
         activations=activations,
         frozen=shared_nbytes(model, config),
         overhead=machine.overhead_nbytes,
-        tables=sum(need.tables_nbytes for need in mine),
+        tables=sum(cost.tables_nbytes for cost in mine),
     )
     return MachineLoad(
         machine=machine,
         segments=tuple(segments),
         blocks=sum(len(model.segments[segment]) for segment in segments),
-        parameters=sum(need.parameters for need in mine),
+        parameters=sum(cost.parameters for cost in mine),
         memory=memory,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from thinpipe.boundary.sizes import MessageSize, backward_nbytes, forward_nbytes
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
+from thinpipe.plan.partition import Traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,11 @@ class MessageSizes:
     """Gradient of the hidden state."""
     ids_nbytes: int
     """Token ids, as a part of `forward_nbytes`."""
+
+    def traffic(self, config: RunConfig) -> Traffic:
+        """Bytes per token over one boundary in each direction."""
+        rows = config.microbatch_size * config.training.seq_len
+        return Traffic(forward_nbytes=self.forward_nbytes / rows, backward_nbytes=self.backward_nbytes / rows)
 
 
 def message_sizes(model: ModelConfig, config: RunConfig) -> MessageSizes:

@@ -2,23 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from thinpipe.config.model import CONFIGS, ModelConfig
+from thinpipe.config.families import read_model
+from thinpipe.config.model import ModelConfig
 from thinpipe.config.model_presets import PRESETS
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.data import has_tokens
 from thinpipe.data.manifest import read_manifest
-
-
-class _ManifestModel(msgspec.Struct):
-    """Fields read from a checkpoint's manifest."""
-
-    family: str
-    model: dict[str, Any]
 
 
 def resolve_model(config: RunConfig, vocab_size: int | None) -> tuple[ModelConfig, list[str]]:
@@ -44,8 +35,4 @@ def _model_of_checkpoint(path: Path) -> ModelConfig:
     manifest = next((file for file in found if file.is_file()), None)
     if manifest is None:
         raise UserError(f"there is no checkpoint in {path}: name the dump_folder of a run, or one checkpoint")
-    try:
-        described = msgspec.json.decode(manifest.read_bytes(), type=_ManifestModel)
-        return msgspec.convert(described.model, CONFIGS[described.family])
-    except (msgspec.DecodeError, KeyError) as error:
-        raise UserError(f"{manifest} describes no model that this thinpipe knows: {error}") from None
+    return read_model(manifest)

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
-from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS, Placement, in_flight_microbatches, place
+from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS, Placement, place
 from thinpipe.plan.machine_loads import MachineLoad, machine_load_of, peak_in_flight
 from thinpipe.plan.machines import Hub, Machine, Machines
 from thinpipe.plan.messages import MessageSizes, message_sizes
-from thinpipe.plan.needs import SegmentNeed, memory_nbytes, segment_needs, shared_nbytes
-from thinpipe.plan.partition import SegmentNeeds, Traffic, make_partition
+from thinpipe.plan.partition import make_partition
+from thinpipe.plan.segment_costs import SegmentCost, segment_costs, segment_needs, shared_nbytes
 from thinpipe.plan.simulation.links import LinkSpec
 from thinpipe.plan.simulation.schedule_actions import Action, action_lists
 from thinpipe.plan.simulation.simulate import StageTimes, StepSpec, Timeline, simulate
@@ -120,17 +120,17 @@ def make_plan(
     `use_all_peers`: give every machine a stage if possible, as the setting `hub.use_all_peers` does. `record`: keep the
     spans of the timeline.
     """
-    needs = segment_needs(model, config)
+    costs = segment_costs(model, config)
     messages = message_sizes(model, config)
-    placed = _place(config, model, machines, needs, messages, use_all_peers=use_all_peers)
+    placed = _place(config, model, machines, costs, messages, use_all_peers=use_all_peers)
     chosen, placement = placed.chosen, placed.placement
     schedule, processes = config.parallelism.pipeline_parallel_schedule, len(chosen)
     extra = config.parallelism.pipeline_parallel_extra_microbatches
     actions = action_lists(schedule if processes > 1 else "1F1B", processes, config.microbatches, extra=extra)
-    timeline = simulate(_step_spec(config, model, machines, chosen, placement, needs, messages, actions), record=record)
+    timeline = simulate(_step_spec(config, model, machines, chosen, placement, costs, messages, actions), record=record)
     held = peak_in_flight(actions, len(placement.stages))
     machine_loads = tuple(
-        machine_load_of(machine, placement, process, config, model, needs, held)
+        machine_load_of(machine, placement, process, config, model, costs, held)
         for process, machine in enumerate(chosen)
     )
     used = {machine.name for machine in chosen}
@@ -167,16 +167,16 @@ def _place(
     config: RunConfig,
     model: ModelConfig,
     machines: Machines,
-    needs: Sequence[SegmentNeed],
+    costs: Sequence[SegmentCost],
     messages: MessageSizes,
     *,
     use_all_peers: bool,
 ) -> _MachinePlacement:
-    parallelism, segments, there = config.parallelism, len(needs), len(machines.machines)
+    parallelism, segments, there = config.parallelism, len(costs), len(machines.machines)
     layout = SCHEDULE_LAYOUTS[parallelism.pipeline_parallel_schedule]
     if machines.hub is not None:
         _refuse_without_hub(config)
-        return _place_like_hub(config, model, machines, needs, messages, use_all_peers=use_all_peers)
+        return _place_like_hub(config, model, machines, costs, messages, use_all_peers=use_all_peers)
     wanted = parallelism.pipeline_parallel_degree
     if wanted > there:
         raise UserError(
@@ -205,28 +205,21 @@ def _place_like_hub(
     config: RunConfig,
     model: ModelConfig,
     machines: Machines,
-    needs: Sequence[SegmentNeed],
+    costs: Sequence[SegmentCost],
     messages: MessageSizes,
     *,
     use_all_peers: bool,
 ) -> _MachinePlacement:
     """Calls `make_partition` with the same inputs as `swarm/hub/training_host.py` does."""
     assert machines.hub is not None
-    rows, count = _rows(config), len(needs)
+    count = len(costs)
     schedule = config.parallelism.pipeline_parallel_schedule
     most = config.microbatches if schedule == "1F1B" else None
-    wanted = [
-        SegmentNeeds(
-            flops_per_token=need.forward_flops_per_token + need.backward_flops_per_token,
-            memory_nbytes=memory_nbytes(need, config, in_flight_microbatches(index, count, count, config)),
-        )
-        for index, need in enumerate(needs)
-    ]
     try:
         found = make_partition(
-            wanted,
+            segment_needs(costs, config),
             [machine.as_assignable() for machine in machines.machines],
-            Traffic(forward_nbytes=messages.forward_nbytes / rows, backward_nbytes=messages.backward_nbytes / rows),
+            messages.traffic(config),
             hub_up_bps=machines.hub.up_bps,
             hub_down_bps=machines.hub.down_bps,
             shared_nbytes=shared_nbytes(model, config),
@@ -252,7 +245,7 @@ def _step_spec(
     machines: Machines,
     chosen: Sequence[Machine],
     placement: Placement,
-    needs: Sequence[SegmentNeed],
+    costs: Sequence[SegmentCost],
     messages: MessageSizes,
     actions: list[list[Action]],
 ) -> StepSpec:
@@ -260,8 +253,8 @@ def _step_spec(
     tokens = _rows(config)
     stage_times = []
     for stage, segments in enumerate(placement.stages):
-        forward = sum(needs[segment].forward_flops_per_token for segment in segments) * tokens
-        backward = sum(needs[segment].backward_flops_per_token for segment in segments) * tokens
+        forward = sum(costs[segment].forward_flops_per_token for segment in segments) * tokens
+        backward = sum(costs[segment].backward_flops_per_token for segment in segments) * tokens
         speed, more = home[stage].flops, home[stage].pass_s
         # Input gradients and weight gradients take about half of a backward pass each.
         half = backward / 2 / speed

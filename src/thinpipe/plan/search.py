@@ -14,8 +14,8 @@ from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS
 from thinpipe.plan.machines import Machine, Machines
-from thinpipe.plan.needs import segment_needs
 from thinpipe.plan.planner import Plan, make_plan
+from thinpipe.plan.segment_costs import segment_costs
 
 MAX_PASSES, MAX_PLANS = 24_000, 60
 """Budget of the search in simulated passes and in plans, about a second; then the best plan so far is returned with
@@ -126,7 +126,7 @@ def _cuts(config: RunConfig, model: ModelConfig, machines: Machines) -> list[Mod
 def balanced_cut(config: RunConfig, model: ModelConfig, machines: tuple[Machine, ...]) -> tuple[int, ...]:
     """Boundaries that give every machine FLOPs in proportion to its speed, and at least one block."""
     finest = replace(model, boundaries=tuple(range(1, model.n_layers)))
-    flops = [need.forward_flops_per_token + need.backward_flops_per_token for need in segment_needs(finest, config)]
+    flops = [cost.flops_per_token for cost in segment_costs(finest, config)]
     done = list(accumulate(flops, initial=0.0))
     speeds = list(accumulate(machine.flops for machine in machines))
     cuts: list[int] = []

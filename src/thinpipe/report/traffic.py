@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinpipe.core.events import Step
-
-_BF16_NBYTES = 2
+from thinpipe.core.units import BF16_NBYTES
 
 
 @dataclass(frozen=True)
@@ -36,5 +35,5 @@ def traffic_of(steps: Sequence[Step], *, dim: int, tokens_per_step: float) -> Tr
     n_messages = sum(len(step.links) for step in steps)
     return Traffic(
         sent_nbytes=sum(link.nbytes for step in steps for link in step.links),
-        dense_nbytes=round(n_messages * tokens_per_step * dim * _BF16_NBYTES),
+        dense_nbytes=round(n_messages * tokens_per_step * dim * BF16_NBYTES),
     )

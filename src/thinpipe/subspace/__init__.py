@@ -8,7 +8,7 @@ position) alone.
 
 from thinpipe.subspace.basis import Basis
 from thinpipe.subspace.fixed_tables import FIXED_TABLES, FixedTable, GaussianTable, SignTable
-from thinpipe.subspace.grassmann import BasisUpdate, GrassmannTracker, rebase, rebase_squares
+from thinpipe.subspace.grassmann import BasisUpdate, GrassmannTracker, rebase_squares
 from thinpipe.subspace.parameter_tags import Coordinates, coordinates_of
 from thinpipe.subspace.space import DenseSpace, FreeSpace, ResidualWriter, Space, Subspace
 from thinpipe.subspace.stream import DenseStream, Stream, SubspaceStream
@@ -31,6 +31,5 @@ __all__ = [
     "Subspace",
     "SubspaceStream",
     "coordinates_of",
-    "rebase",
     "rebase_squares",
 ]

@@ -9,7 +9,6 @@ Z' = Z (UᵀU'), the coordinates of the projection of Z Uᵀ on span(U'). A proj
 `BasisUpdate` reports the cost.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -122,20 +121,12 @@ class GrassmannTracker:
         )
 
 
-def rebase(
-    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, old: Basis, new: Basis
-) -> float:
-    """Maps coordinate parameters and their first moments to the new basis; returns ‖Z'‖/‖Z‖."""
-    squares = rebase_squares(parameters, optimizer, old, new).values()
-    before, after = (math.fsum(pair[index] for pair in squares) for index in (0, 1))
-    return math.sqrt(after / before) if before else 1.0
-
-
 @torch.no_grad()
 def rebase_squares(
     parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, old: Basis, new: Basis
 ) -> dict[str, tuple[float, float]]:
-    """As `rebase`, but returns ‖Z‖² before and after for each parameter, which processes can sum.
+    """Maps coordinate parameters and their first moments to the new basis; returns ‖Z‖² before and after for each
+    parameter, which processes can sum.
 
     A row-wise second moment does not depend on the basis and stays. An element-wise second moment cannot be rotated: it
     is replaced by its mean over the coordinates, which is invariant under rotation (zero would make the next update

@@ -5,13 +5,15 @@ Such a model cannot be converted to a plain Llama: the folder contains `modeling
 """
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from thinpipe.config.model import LlamaConfig, ModelConfig
+from thinpipe.config.families.llama import LlamaConfig
+from thinpipe.config.model import ModelConfig
 from thinpipe.core.errors import UserError
 from thinpipe.models.hf.config import PROJECTION_MODEL_TYPE, hf_config
-from thinpipe.models.hf.weights import PARAMETER_NAMES, SHARD_BYTES, ParameterNames, write_folder
+from thinpipe.models.hf.weights import SHARD_BYTES, ParameterNames, parameter_names, write_folder
 from thinpipe.models.model import Model
 
 MODELING_FILE = "modeling_thinpipe.py"
@@ -42,7 +44,8 @@ def save(
 def projection_names(config: ModelConfig) -> ParameterNames:
     """Hugging Face parameter names: a Llama's, plus the projections of each boundary, which belong to the block after
     the boundary."""
-    prefixes = dict(PARAMETER_NAMES[LlamaConfig].prefixes)
+    names = parameter_names(config.spec)
+    prefixes = dict(names.prefixes)
     # Learned projections are nn.Linear layers there: the down projection's weight is K x D, the up projection's D x K.
     ours, theirs = ("columns_DK", "weight") if config.projection.kind == "learned" else ("", "")
     for segment, block in enumerate(config.boundaries):
@@ -50,7 +53,7 @@ def projection_names(config: ModelConfig) -> ParameterNames:
         prefixes[f"projections.{segment}.down_projection.{ours}"] = f"{boundary}.down_projection.{theirs}"
         prefixes[f"projections.{segment + 1}.up_projection.{ours}"] = f"{boundary}.up_projection.{theirs}"
         prefixes[f"projections.{segment + 1}.token_prior."] = f"{boundary}.token_prior."
-    return ParameterNames("first.embed_tokens.weight", "model.", prefixes, transposed=("down_projection.columns_DK",))
+    return replace(names, prefixes=prefixes, transposed=("down_projection.columns_DK",))
 
 
 def projection_config(config: ModelConfig, end_of_text_id: int | None = None) -> dict[str, Any]:

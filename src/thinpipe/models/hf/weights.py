@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from thinpipe.config.model import GPT2Config, LlamaConfig, ModelConfig
+from thinpipe.config.model import ModelConfig
+from thinpipe.config.model_family import FamilySpec
 from thinpipe.core.errors import UserError
 from thinpipe.models.hf.config import hf_config, load_config, read_json_object
 from thinpipe.models.model import Model, Segment
@@ -50,30 +51,22 @@ class ParameterNames:
         return tensor.T if name.endswith(self.transposed) else tensor
 
 
-PARAMETER_NAMES: dict[type[ModelConfig], ParameterNames] = {
-    LlamaConfig: ParameterNames(
-        embedding="first.embed_tokens.weight",
-        base="model.",
+def parameter_names(spec: FamilySpec) -> ParameterNames:
+    """Names of a dense model of this family."""
+    stored, base = spec.huggingface, spec.huggingface.base
+    kept = [f"first.{spec.token_embedding}.", f"last.{spec.final_norm}."]
+    if spec.position_embedding is not None:
+        kept.append(f"first.{spec.position_embedding}.")
+    return ParameterNames(
+        embedding=f"first.{spec.token_embedding}.weight",
+        base=base,
         prefixes={
-            "first.embed_tokens.": "model.embed_tokens.",
-            "blocks.": "model.layers.",
-            "last.norm.": "model.norm.",
+            **{ours: base + ours.partition(".")[2] for ours in kept},
+            "blocks.": base + stored.blocks,
             "last.lm_head.": "lm_head.",
         },
-    ),
-    GPT2Config: ParameterNames(
-        embedding="first.wte.weight",
-        base="transformer.",
-        prefixes={
-            "first.wte.": "transformer.wte.",
-            "first.wpe.": "transformer.wpe.",
-            "blocks.": "transformer.h.",
-            "last.ln_f.": "transformer.ln_f.",
-            "last.lm_head.": "lm_head.",
-        },
-        transposed=("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"),
-    ),
-}
+        transposed=stored.transposed,
+    )
 
 
 class StoredTensors:
@@ -208,7 +201,7 @@ def _names_of_dense(part: Model | Segment, remedy: str) -> ParameterNames:
         )
     if any(parameter.is_meta for parameter in part.parameters()):
         raise ValueError("the model has no memory yet: call materialise(...) first, with draw=False before loading")
-    return PARAMETER_NAMES[type(part.config)]
+    return parameter_names(part.config.spec)
 
 
 def _require_same_layers(ours: ModelConfig, theirs: ModelConfig, folder: Path) -> None:

@@ -23,7 +23,9 @@ from thinpipe.core.hashing import text_sha256
 from thinpipe.core.numerics import numerics
 from thinpipe.data import Cursor
 from thinpipe.models.model import make_space
+from thinpipe.plan.messages import message_sizes
 from thinpipe.plan.partition import Machine, Partition, make_partition
+from thinpipe.plan.segment_costs import segment_costs, segment_needs, shared_nbytes
 from thinpipe.swarm.hub.commits.interval import CommitPlan, StepTimeEstimator, plan_commits, predict_step_seconds
 from thinpipe.swarm.hub.commits.log import COMMIT_LOG_FILE, CommitLog
 from thinpipe.swarm.hub.commits.lost_files import describe_missing_files, find_missing, set_aside
@@ -44,7 +46,6 @@ from thinpipe.swarm.hub.services.files import ExpectedFile
 from thinpipe.swarm.protocol.decoding import DECODE_ERRORS
 from thinpipe.swarm.protocol.messages import Measure, RequestReply, RestoreFiles
 from thinpipe.train.console import Display
-from thinpipe.train.costs import boundary_traffic, segment_needs, segment_state_nbytes, shared_nbytes
 from thinpipe.train.data_loading import LocalTokens, token_dtype, tokenizer_sha256
 
 _MAX_FILE_NBYTES = 1 << 50
@@ -70,10 +71,11 @@ class TrainingHost:
         self.missing: dict[str, str] = find_missing(self.newest)
         self.model = model_config_of(self.newest)
         self.measure = Measure(concurrent=False, settings=dump_toml(settings_for_peers(config)), dim=self.model.dim)
-        self.needs = segment_needs(self.model, config)
-        self.state_nbytes = segment_state_nbytes(self.model, config)
+        costs = segment_costs(self.model, config)
+        self.needs = segment_needs(costs, config)
+        self.state_nbytes = [cost.state_nbytes for cost in costs]
         self.shared_nbytes = shared_nbytes(self.model, config)
-        self.traffic = boundary_traffic(self.model, config)
+        self.traffic = message_sizes(self.model, config).traffic(config)
         self.log = EventLog(config.job.dump_folder / "events.jsonl")
         self.tokenizer = _tokenizer_files(self.source.tokenizer_folder)
         self.source.save_tokenizer(config.job.dump_folder)

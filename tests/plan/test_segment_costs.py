@@ -3,17 +3,14 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
+from tests.plan import fake_tensor_oracle as oracle
+from tests.plan.fake_tensor_oracle import check_costs
 from thinpipe.config.model import ProjectionConfig
+from thinpipe.config.parameter_shapes import segment_shapes
 from thinpipe.config.run import OptimizerConfig, ParallelismConfig, RunConfig, TrainingConfig
-from thinpipe.models import PRESETS, ExecutionConfig, GPT2Config, LlamaConfig, SubspaceConfig, build
-from thinpipe.pipeline.placement import in_flight_microbatches
-from thinpipe.plan import needs as plan
-from thinpipe.plan.parameters import segment_shapes
-from thinpipe.subspace.factorized_embedding import FactorizedEmbedding
-from thinpipe.train import costs
-from thinpipe.train.dry_run import count_saved_activations
+from thinpipe.models import PRESETS, ExecutionConfig, GPT2Config, LlamaConfig, SubspaceConfig
+from thinpipe.plan import segment_costs as plan
 
 LLAMA = LlamaConfig(
     vocab_size=97, dim=48, n_layers=5, n_heads=4, n_kv_heads=2, hidden_dim=70, max_seq_len=640, boundaries=(1, 3)
@@ -66,52 +63,27 @@ MORE_WAYS = {
 }
 
 
-def check(model, config, indices=None):
-    built, said = build(model), plan.segment_needs(model, config)
-    dtype = getattr(torch, config.training.dtype)
-    for index in range(len(said)) if indices is None else indices:
-        need, segment = said[index], built.segments[index]
-        numel = sum(parameter.numel() for parameter in segment.parameters())
-        assert (need.parameters, need.weights_nbytes) == (numel, numel * dtype.itemsize), index
-        assert need.weights_nbytes + need.optimiser_nbytes == costs._state_nbytes(segment, config), index
-        assert need.gradients_nbytes == need.weights_nbytes
-        assert need.tables_nbytes == tables_nbytes(segment) * dtype.itemsize, index
-        flops = need.forward_flops_per_token + need.backward_flops_per_token
-        assert flops == costs._flops_per_token(segment, config), index
-        sizes = {"batch": config.microbatch_size, "tokens": config.training.seq_len, "dtype": dtype}
-        saved = count_saved_activations(segment, config.execution, **sizes)
-        assert (need.activation_nbytes, need.peak_extra_nbytes) == (saved.nbytes, saved.peak_extra_nbytes), index
-    assert plan.shared_nbytes(model, config) == costs.shared_nbytes(model, config)
-
-
-def tables_nbytes(segment):
-    """Numbers in embeddings and in what widens them."""
-    tables = [module for module in segment.modules() if isinstance(module, torch.nn.Embedding | FactorizedEmbedding)]
-    owned = {id(parameter): parameter.numel() for table in tables for parameter in table.parameters()}
-    return sum(owned.values())
-
-
 @pytest.mark.parametrize("config", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_needs_are_those_of_the_model_itself(model, config):
-    check(model, config)
+def test_costs_are_those_of_the_model_itself(model, config):
+    check_costs(model, config)
 
 
 @pytest.mark.parametrize("config", MORE_WAYS.values(), ids=MORE_WAYS)
 @pytest.mark.parametrize("name", ["llama bottleneck", "llama confined everywhere", "gpt2 confined dropout"])
 def test_and_in_other_precisions(name, config):
-    check(MODELS[name], config)
+    check_costs(MODELS[name], config)
 
 
 @pytest.mark.parametrize("settings", [{"subspace": SubspaceConfig(width=40)}, {"projection": WITH_TOKEN_PRIOR}])
-def test_needs_of_a_large_model_in_32_segments(settings):
+def test_costs_of_a_large_model_in_32_segments(settings):
     model = replace(PRESETS["llama-8b"], boundaries=tuple(range(1, 32)), **settings)
-    check(model, way(autocast=True, micro=1, seq=2048), indices=(0, 1, 31))
+    check_costs(model, way(autocast=True, micro=1, seq=2048), indices=(0, 1, 31))
 
 
-def test_needs_of_a_real_gpt2():
-    check(PRESETS["gpt2"], way(seq=1024))
-    check(replace(PRESETS["gpt2"], tied=False, boundaries=(6,)), way(seq=1024, autocast=True))
+def test_costs_of_a_real_gpt2():
+    check_costs(PRESETS["gpt2"], way(seq=1024))
+    check_costs(replace(PRESETS["gpt2"], tied=False, boundaries=(6,)), way(seq=1024, autocast=True))
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
@@ -120,20 +92,17 @@ def test_memory_follows_the_law_that_assigns_segments(schedule, micro):
     config = way(micro=micro)
     config = replace(config, parallelism=replace(config.parallelism, pipeline_parallel_schedule=schedule))
     for processes in (1, 2, 3):
-        assigned = costs.segment_needs(LLAMA, config, processes=processes)
-        planned = plan.segment_needs(LLAMA, config)
-        for index, (one, other) in enumerate(zip(assigned, planned, strict=True)):
-            together = in_flight_microbatches(index, 3, processes, config)
-            assert one.memory_nbytes == plan.memory_nbytes(other, config, together)
+        measured = oracle.segment_needs(LLAMA, config, processes=processes)
+        assert plan.segment_needs(plan.segment_costs(LLAMA, config), config, processes=processes) == measured
 
 
 def test_backward_is_twice_forward_but_for_what_is_computed_again():
-    [need] = plan.segment_needs(MODELS["llama tied"], way())
-    assert need.backward_flops_per_token == 2 * need.forward_flops_per_token
-    [again] = plan.segment_needs(MODELS["llama tied"], way(checkpointed=True))
+    [cost] = plan.segment_costs(MODELS["llama tied"], way())
+    assert cost.backward_flops_per_token == 2 * cost.forward_flops_per_token
+    [again] = plan.segment_costs(MODELS["llama tied"], way(checkpointed=True))
     head = 2 * 97 * 48
-    assert again.forward_flops_per_token == need.forward_flops_per_token
-    assert again.backward_flops_per_token == 3 * need.forward_flops_per_token - head
+    assert again.forward_flops_per_token == cost.forward_flops_per_token
+    assert again.backward_flops_per_token == 3 * cost.forward_flops_per_token - head
 
 
 def test_a_tied_head_is_the_table_and_counts_once():

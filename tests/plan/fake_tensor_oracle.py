@@ -1,0 +1,186 @@
+"""Oracle of the cost model: FLOPs and bytes of a segment, from its modules on the meta device and on fake tensors.
+
+Fake tensors have shape, dtype and device but no content, so model families, attention kernels, autocast and activation
+checkpointing need no formulas of their own. The kernels are those of a CPU.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+
+from thinpipe.config.model import ExecutionConfig, ModelConfig
+from thinpipe.config.run import RunConfig
+from thinpipe.models.boundary_projection import OrthonormalProjection
+from thinpipe.models.model import Segment, build
+from thinpipe.optim.rowwise_adamw import second_moment_shape
+from thinpipe.pipeline.placement import in_flight_microbatches
+from thinpipe.pipeline.stage_module import token_losses
+from thinpipe.plan import segment_costs as cost_model
+from thinpipe.plan.activations import SavedActivations
+from thinpipe.plan.partition import SegmentNeeds
+from thinpipe.subspace import Subspace
+from thinpipe.subspace.factorized_embedding import FactorizedEmbedding
+
+
+def check_costs(model: ModelConfig, config: RunConfig, indices: Sequence[int] | None = None) -> None:
+    """Asserts that the cost model says the same as the oracle, of all segments or of those with these indices."""
+    built, costs = build(model), cost_model.segment_costs(model, config)
+    dtype = getattr(torch, config.training.dtype)
+    for index in range(len(costs)) if indices is None else indices:
+        cost, segment = costs[index], built.segments[index]
+        numel = sum(parameter.numel() for parameter in segment.parameters())
+        assert (cost.parameters, cost.weights_nbytes) == (numel, numel * dtype.itemsize), index
+        assert cost.state_nbytes == state_nbytes(segment, config), index
+        assert cost.gradients_nbytes == cost.weights_nbytes
+        assert cost.tables_nbytes == _tables_numel(segment) * dtype.itemsize, index
+        assert cost.flops_per_token == flops_per_token(segment, config), index
+        sizes = {"batch": config.microbatch_size, "tokens": config.training.seq_len, "dtype": dtype}
+        saved = count_saved_activations(segment, config.execution, **sizes)
+        assert (cost.activation_nbytes, cost.peak_extra_nbytes) == (saved.nbytes, saved.peak_extra_nbytes), index
+    assert cost_model.shared_nbytes(model, config) == shared_nbytes(model, config)
+
+
+def _tables_numel(segment: Segment) -> int:
+    """Numbers in embeddings and in the matrices that project their rows up."""
+    tables = [module for module in segment.modules() if isinstance(module, nn.Embedding | FactorizedEmbedding)]
+    owned = {id(parameter): parameter.numel() for table in tables for parameter in table.parameters()}
+    return sum(owned.values())
+
+
+def segment_needs(model: ModelConfig, config: RunConfig, *, processes: int | None = None) -> list[SegmentNeeds]:
+    """FLOPs and memory of every segment, in model order.
+
+    `processes`: number of processes that share the segments; default: one per segment, which has the most micro-batches
+    in flight. Excludes memory that the segments of one machine share: see `shared_nbytes`.
+    """
+    built, count = build(model), len(model.segments)
+    return [
+        SegmentNeeds(
+            flops_per_token=flops_per_token(segment, config),
+            memory_nbytes=_memory_nbytes(
+                segment, config, in_flight_microbatches(index, count, processes or count, config)
+            ),
+        )
+        for index, segment in enumerate(built.segments)
+    ]
+
+
+def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
+    """Bytes needed once per machine, for any number of segments: fixed tables, basis and basis tracker sums."""
+    built = build(model)
+    held = sum(buffer.nbytes for _, buffer in built.named_buffers())  # a shared buffer is listed once
+    if isinstance(built.space, Subspace):
+        held += 3 * built.space.basis_DK.nbytes  # a second basis during an update, and the tracker sums
+    return held * 2 if config.training.dtype == "float64" else held
+
+
+def flops_per_token(segment: Segment, config: RunConfig) -> float:
+    model = segment.config
+    attention = 2 * config.training.seq_len * model.n_heads * model.head_dim * len(segment.blocks)
+    total = (8 if config.execution.checkpoint_activations else 6) * (_matrix_numbers(segment.blocks) + attention)
+    ends = [part for part in (segment.first, segment.last, segment.projections) if part is not None]
+    total += 6 * sum(map(_matrix_numbers, ends))
+    if model.subspace.width is not None:
+        total += 4 * model.dim * model.subspace.width * _products_with_basis(segment, config)
+    return total
+
+
+def _matrix_numbers(part: nn.Module) -> int:
+    weights = [module.weight for module in part.modules() if isinstance(module, nn.Linear)]
+    weights += [module.columns_DK for module in part.modules() if isinstance(module, OrthonormalProjection)]
+    return sum(weight.numel() for weight in weights)
+
+
+def _products_with_basis(segment: Segment, config: RunConfig) -> int:
+    """Number of products with the basis per token: reads of the stream, and one for the basis tracker."""
+    is_last = segment.last is not None
+    tracked = int(is_last and config.basis.interval > 0)
+    if not isinstance(segment.space, Subspace):
+        return 1 + tracked
+    return 2 * len(segment.blocks) + int(is_last) + tracked
+
+
+def _memory_nbytes(segment: Segment, config: RunConfig, microbatches: int) -> int:
+    dtype: torch.dtype = getattr(torch, config.training.dtype)
+    weights = sum(parameter.numel() for parameter in segment.parameters()) * dtype.itemsize
+    saved = count_saved_activations(
+        segment, config.execution, batch=config.microbatch_size, tokens=config.training.seq_len, dtype=dtype
+    )
+    gradients, held = weights, microbatches * saved.nbytes + saved.peak_extra_nbytes
+    # With one micro-batch, gradients are allocated as activations are freed, so the two do not add up. With more,
+    # gradients stay allocated while the next micro-batch runs.
+    beside = gradients + held if config.microbatches > 1 else max(gradients, held)
+    return state_nbytes(segment, config) + beside
+
+
+def state_nbytes(segment: Segment, config: RunConfig) -> int:
+    dtype: torch.dtype = getattr(torch, config.training.dtype)
+    rule = config.optimizer.second_moment
+    numbers = sum(2 * each.numel() + second_moment_shape(each, rule).numel() for each in segment.parameters())
+    return numbers * dtype.itemsize
+
+
+def count_saved_activations(
+    segment: Segment, execution: ExecutionConfig, *, batch: int, tokens: int, dtype: torch.dtype
+) -> SavedActivations:
+    """Activation memory of a segment that is on the meta device.
+
+    The peak adds two gradients of the size of the largest saved tensor: the logits in the segment with the output head,
+    else a tensor inside an MLP. With activation checkpointing it also adds one recomputed block.
+    """
+    plain = replace(execution, compile=False, checkpoint_activations=False)
+    all_nbytes = _saved_nbytes(segment, plain, batch, tokens, dtype)
+    gradients = 2 * max(all_nbytes)
+    if not execution.checkpoint_activations:
+        return SavedActivations(nbytes=sum(all_nbytes), peak_extra_nbytes=gradients)
+    outside = sum(_saved_nbytes(segment, replace(plain, checkpoint_activations=True), batch, tokens, dtype))
+    one_block = (sum(all_nbytes) - outside) // len(segment.blocks)
+    # Block inputs are counted in `outside`, except for the base of a subspace stream.
+    base = batch * tokens * segment.config.dim * dtype.itemsize if isinstance(segment.space, Subspace) else 0
+    return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(0, one_block) + gradients)
+
+
+def _saved_nbytes(
+    segment: Segment, execution: ExecutionConfig, batch: int, tokens: int, dtype: torch.dtype
+) -> list[int]:
+    """Bytes of every storage that autograd saves, without parameters and buffers; views of one storage count once."""
+    before, segment.execution = segment.execution, execution
+    saved: dict[int, Tensor] = {}
+
+    def save(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    try:
+        with FakeTensorMode():
+            own = _fake_tensors(segment, dtype)
+            ids_BW = torch.zeros(batch, tokens + 1, dtype=torch.int64)
+            received = torch.zeros(batch, tokens, segment.config.state_width, dtype=dtype, requires_grad=True)
+            state = received if segment.first is None else None
+            with saved_tensors_hooks(save, lambda tensor: tensor):
+                out: Tensor = functional_call(segment, own, (ids_BW[:, :-1], state))
+                loss = out if segment.last is None else token_losses(out, ids_BW).mean()
+            for tensor in own.values():
+                saved.pop(tensor.untyped_storage()._cdata, None)
+            if segment.last is None:
+                save(loss)  # the output state: it is sent, and held until the backward pass starts from it
+            return [tensor.untyped_storage().nbytes() for tensor in saved.values()]
+    finally:
+        segment.execution = before
+
+
+def _fake_tensors(segment: Segment, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Fake parameters and buffers with the dtypes that `materialise` would give them."""
+    own: dict[str, Tensor] = {
+        name: torch.empty(parameter.shape, dtype=dtype, requires_grad=True)
+        for name, parameter in segment.named_parameters()
+    }
+    for name, buffer in segment.named_buffers():
+        wider = buffer.is_floating_point() and dtype == torch.float64
+        own[name] = torch.empty(buffer.shape, dtype=dtype if wider else buffer.dtype)
+    return own
