@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import ClassVar
 
+import msgspec
 import pytest
 import torch
 from safetensors import safe_open
@@ -13,7 +14,7 @@ from torch import nn
 from tests.plan.fake_tensor_oracle import check_costs
 from thinpipe.checkpoint import CheckpointFolder
 from thinpipe.checkpoint.load import load_model
-from thinpipe.cli import import_model
+from thinpipe.cli import import_model, report
 from thinpipe.config.commands import ImportConfig
 from thinpipe.config.families import FAMILIES, read_model
 from thinpipe.config.families.llama import LLAMA, LlamaConfig
@@ -201,6 +202,28 @@ def test_a_family_without_its_line_is_refused(monkeypatch, tmp_path):
     monkeypatch.delitem(FAMILIES, "heron")
     with pytest.raises(UserError, match="model_type 'heron' is not supported"):
         load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "describes no model that this thinpipe knows"),
+        (b'{"family": "heron"}', "describes no model that this thinpipe knows"),
+        (b'{"family": "heron", "model": {"dim": "wide"}}', "describes no model that this thinpipe knows"),
+        (b'{"family": "swan", "model": {}}', "holds a model of family 'swan', known are .*'llama', 'gpt2', 'heron'"),
+    ],
+)
+def test_a_manifest_of_no_known_model_is_refused(content, message, tmp_path, monkeypatch):
+    manifest = tmp_path / "checkpoints" / "step-00000001" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_bytes(content)
+    with pytest.raises(UserError, match=rf"manifest.json {message}"):
+        read_model(manifest)
+    monkeypatch.setattr(report, "settings_of", lambda _summary: {"model": {"initial": "elsewhere"}})
+    assert report._widths(tmp_path, None) == (None, None, False)
+    described = replace(MODELS[0], boundaries=(2,), subspace=SubspaceConfig(width=6))
+    manifest.write_bytes(msgspec.json.encode({"family": "heron", "model": asdict(described)}))
+    assert report._widths(tmp_path, None) == (32, 6, False)
 
 
 def test_names_in_the_dictionary_are_those_of_the_families():
