@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from thinpipe.optim.adamw_moments import update_moments
 from thinpipe.optim.stiefel import step_orthonormal
 from thinpipe.subspace.parameter_tags import Coordinates, coordinates_of, is_orthonormal
 
@@ -100,15 +101,10 @@ class RowwiseAdamW(torch.optim.Optimizer):
     def _step_rows(self, parameter: Tensor, coordinates: Coordinates, group: dict[str, Any]) -> None:
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
-        beta1, beta2 = group["betas"]
-        state["step"] = state["step"].cpu() + 1  # load_state_dict may have moved it to the parameter's device
-        step = int(state["step"])
         mean_square = gradient.square().sum(coordinates.axis, keepdim=True).div_(coordinates.full_width)
-        state["exp_avg"].lerp_(gradient, 1 - beta1)
-        state["exp_avg_sq"].lerp_(mean_square, 1 - beta2)
-        denominator = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
+        step_size, denominator = update_moments(state, gradient, mean_square, group)
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.addcdiv_(state["exp_avg"], denominator, value=-group["lr"] / (1 - beta1**step))
+        parameter.addcdiv_(state["exp_avg"], denominator, value=-step_size)
 
     def _step_elements(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         if not parameters:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thinpipe.optim.adamw_moments import update_moments
 from thinpipe.subspace.basis import orthonormalise
 
 
@@ -16,15 +17,10 @@ def step_orthonormal(parameter: Tensor, state: dict[str, Any], group: dict[str, 
     """Updates `parameter` and its optimiser `state` in place, with the hyperparameters of `group`."""
     gradient = parameter.grad
     assert gradient is not None
-    beta1, beta2 = group["betas"]
-    state["step"] = state["step"].cpu() + 1
-    step = int(state["step"])
     tangent_DK = _tangent(parameter, gradient)
-    state["exp_avg"].lerp_(tangent_DK, 1 - beta1)
-    state["exp_avg_sq"].lerp_(tangent_DK.square().mean().view(1, 1), 1 - beta2)
-    size = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
+    step_size, denominator = update_moments(state, tangent_DK, tangent_DK.square().mean().view(1, 1), group)
     along_DK = _tangent(parameter, state["exp_avg"])  # the average includes tangents of earlier points
-    parameter.copy_(orthonormalise(parameter - group["lr"] / (1 - beta1**step) * along_DK / size))
+    parameter.copy_(orthonormalise(parameter - step_size * along_DK / denominator))
 
 
 def _tangent(parameter: Tensor, matrix_DK: Tensor) -> Tensor:
