@@ -1,20 +1,22 @@
 """Collectives for small data (reduce, broadcast, gather) with star topology: two message latencies for any group size.
 
 Built on send and recv only, so they run on any process group. The root is the last process: it finishes a step first,
-so its receives are posted before the others send.
+so its receives are posted before the others send. `StarCollectives` offers them to a run, `GroupCollectives` to torch.
 """
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_REDUCE_TAG, _RESULT_TAG, _BROADCAST_TAG = 1, 2, 3
-"""Message tags; distinct from the tags of pipeline messages (`pipeline/p2p.py`) and `group_collectives`."""
+from thinpipe.transport.pending_work import finished_work
+from thinpipe.transport.reduction import ReduceOp, reduce_rows
 
+_GATHER_TAG, _RESULT_TAG, _BROADCAST_TAG = 1, 2, 3
+"""Message tags; distinct from the tags of pipeline messages (`pipeline/p2p.py`)."""
 
 MAX_NBYTES = 64 << 20
 """Maximum bytes of one collective: lengths announced by peers are untrusted and must not exhaust memory."""
@@ -71,41 +73,19 @@ class StarCollectives:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, group.rank(), group.size()
-        self.root = self.size - 1
 
     def all_reduce_sum(self, numbers: Sequence[float]) -> list[float]:
-        return self._reduce(numbers, torch.Tensor.sum)
+        return self._all_reduce("sum", numbers)
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
-        return self._reduce(numbers, torch.Tensor.amax)
+        return self._all_reduce("max", numbers)
 
-    def _reduce(self, numbers: Sequence[float], reduction: "Reduction") -> list[float]:
-        mine = torch.tensor(numbers, dtype=torch.float64)
-        if self.rank != self.root:
-            result = torch.empty_like(mine)
-            answer = self.group.recv([result], self.root, _RESULT_TAG)
-            _wait_for(self.group.send([mine], self.root, _REDUCE_TAG), self.root)
-            _wait_for(answer, self.root)
-            return _floats(result)
-        all_numbers = torch.empty(self.size, len(numbers), dtype=torch.float64)
-        all_numbers[self.rank] = mine
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        for rank, work in [(rank, self.group.recv([all_numbers[rank]], rank, _REDUCE_TAG)) for rank in others]:
-            _wait_for(work, rank)
-        result = reduction(all_numbers, 0)
-        for rank, work in [(rank, self.group.send([result], rank, _RESULT_TAG)) for rank in others]:
-            _wait_for(work, rank)
-        return _floats(result)
+    def _all_reduce(self, op: Literal["sum", "max"], numbers: Sequence[float]) -> list[float]:
+        reduced: list[float] = _all_reduce(self.group, op, torch.tensor(numbers, dtype=torch.float64)).tolist()
+        return reduced
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        here = tensor.cpu().contiguous()
-        if self.rank != source:
-            _wait_for(self.group.recv([here], source, _BROADCAST_TAG), source)
-            tensor.copy_(here)
-            return
-        others = [rank for rank in range(self.size) if rank != source]
-        for rank, work in [(rank, self.group.send([here], rank, _BROADCAST_TAG)) for rank in others]:
-            _wait_for(work, rank)
+        _broadcast(self.group, tensor, source)
 
     def broadcast_bytes(self, data: bytes, source: int = 0) -> bytes:
         (length,) = self.all_reduce_sum([float(len(data)) if self.rank == source else 0.0])
@@ -123,31 +103,108 @@ class StarCollectives:
         if not all(0 <= length <= MAX_NBYTES for length in announced) or sum(announced) > MAX_NBYTES:  # also for NaN
             raise ConnectionError(f"the processes offer {sum(announced):.0f} bytes, more than the {MAX_NBYTES} allowed")
         lengths = list(map(int, announced))
-        joined = b""
-        if self.rank == self.root:
-            parts = [torch.empty(length, dtype=torch.uint8) for length in lengths]
-            parts[self.rank] = _tensor_of(data)
-            others = [rank for rank in range(self.size) if rank != self.rank and lengths[rank]]
-            for rank, work in [(rank, self.group.recv([parts[rank]], rank, _REDUCE_TAG)) for rank in others]:
-                _wait_for(work, rank)
-            joined = torch.cat(parts).numpy().tobytes()
-        elif data:
-            _wait_for(self.group.send([_tensor_of(data)], self.root, _REDUCE_TAG), self.root)
-        joined = self.broadcast_bytes(joined, self.root)
+        parts = _gather(self.group, _tensor_of(data), lengths)
+        joined = self.broadcast_bytes(b"" if parts is None else torch.cat(parts).numpy().tobytes(), self.size - 1)
         ends = list(accumulate(lengths))
         return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-
-
-class Reduction(Protocol):
-    def __call__(self, tensor: Tensor, dim: int, /) -> Tensor: ...
 
 
 def collectives_for(group: dist.ProcessGroup | None) -> Collectives:
     return LocalCollectives() if group is None else StarCollectives(group)
 
 
-def _floats(numbers: Tensor) -> list[float]:
-    return [float(number) for number in numbers.tolist()]
+_OPS: dict[Any, ReduceOp] = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "avg",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.MIN: "min",
+}
+
+
+class GroupCollectives(dist.ProcessGroup):
+    """Mixin: adds blocking c10d collectives to a group with `send` and `recv`. All processes must take part in each
+    call. Meant for the small, rare collectives that torch calls while it sets up a group."""
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:  # type: ignore[override]
+        (tensor,) = tensors
+        _broadcast(self, tensor.detach(), opts.rootRank)
+        return finished_work()
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:  # type: ignore[override]
+        (tensor,) = tensors
+        op = _OPS.get(opts.reduceOp.op)
+        if op is None:
+            raise NotImplementedError("a reduction other than sum, average, maximum and minimum")
+        tensor.detach().copy_(_all_reduce(self, op, tensor.detach().cpu().contiguous()))
+        return finished_work()
+
+    def allgather(  # type: ignore[override]
+        self,
+        outputs: Sequence[Sequence[Tensor]],
+        inputs: Sequence[Tensor],
+        opts: Any = None,  # noqa: ARG002
+    ) -> dist.Work:
+        (tensor,), (targets,) = inputs, outputs
+        here = tensor.detach().cpu().contiguous()
+        parts = _gather(self, here.view(-1), [here.numel()] * self.size())
+        joined = here.new_empty(self.size() * here.numel()) if parts is None else torch.cat(parts)
+        _broadcast(self, joined, self.size() - 1)
+        for target, part in zip(targets, joined.view(self.size(), *here.shape), strict=True):
+            target.copy_(part)
+        return finished_work()
+
+    def barrier(self, opts: Any = None) -> dist.Work:  # noqa: ARG002
+        _all_reduce(self, "sum", torch.zeros(1))
+        return finished_work()
+
+
+def _all_reduce(group: dist.ProcessGroup, op: ReduceOp, row: Tensor) -> Tensor:
+    """Reduction of the contiguous CPU tensors `row` of all processes, computed by the root (see `reduce_rows`)."""
+    root = group.size() - 1
+    if group.rank() != root:
+        result = torch.empty_like(row)
+        answer = group.recv([result], root, _RESULT_TAG)  # posted first: the root's send waits for it in gloo
+        _gather(group, row.view(-1), [row.numel()] * group.size())
+        _wait_for(answer, root)
+        return result
+    rows = _gather(group, row.view(-1), [row.numel()] * group.size())
+    assert rows is not None
+    dtype = torch.float64 if row.is_floating_point() or op == "avg" else torch.int64
+    reduced = reduce_rows(op, [other.to(dtype).numpy() for other in rows])
+    result = torch.from_numpy(reduced).to(row.dtype).view(row.shape)
+    _send_to_others(group, result, _RESULT_TAG)
+    return result
+
+
+def _gather(group: dist.ProcessGroup, row: Tensor, lengths: Sequence[int]) -> list[Tensor] | None:
+    """In the root, the one-dimensional CPU tensors of all processes in rank order; None elsewhere. `lengths`: numbers
+    of elements of all processes; an empty tensor is not sent."""
+    root = group.size() - 1
+    if group.rank() != root:
+        if row.numel():
+            _wait_for(group.send([row], root, _GATHER_TAG), root)
+        return None
+    rows = [*(row.new_empty(length) for length in lengths[:-1]), row]
+    others = [rank for rank in range(root) if lengths[rank]]
+    for rank, work in [(rank, group.recv([rows[rank]], rank, _GATHER_TAG)) for rank in others]:
+        _wait_for(work, rank)
+    return rows
+
+
+def _broadcast(group: dist.ProcessGroup, tensor: Tensor, source: int) -> None:
+    """Overwrites `tensor` with that of rank `source`."""
+    here = tensor.cpu().contiguous()
+    if group.rank() == source:
+        _send_to_others(group, here, _BROADCAST_TAG)
+        return
+    _wait_for(group.recv([here], source, _BROADCAST_TAG), source)
+    tensor.copy_(here)
+
+
+def _send_to_others(group: dist.ProcessGroup, tensor: Tensor, tag: int) -> None:
+    others = [rank for rank in range(group.size()) if rank != group.rank()]
+    for rank, work in [(rank, group.send([tensor], rank, tag)) for rank in others]:
+        _wait_for(work, rank)
 
 
 def _tensor_of(data: bytes) -> Tensor:

@@ -239,7 +239,7 @@ class _Step:
 
     @property
     def centre(self) -> int | None:
-        """Root of the all-reduce: None for the hub, else the last process (`transport/group_collectives.py`)."""
+        """Root of the all-reduce: None for the hub, else the last process (`transport/collectives.py`)."""
         return None if self.step_spec.hub is not None else self.count - 1
 
     def all_reduce(self, process: int) -> None:

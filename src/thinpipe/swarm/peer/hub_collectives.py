@@ -23,18 +23,12 @@ class HubCollectives(StarCollectives):
         self._connection, self._generation, self._timeout = connection, generation, timeout_seconds
         self._rounds = 0
 
-    def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
-        return self._all_reduce("sum", values)
-
-    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
-        return self._all_reduce("max", values)
-
-    def _all_reduce(self, op: ReduceOp, values: Sequence[float]) -> list[float]:
+    def _all_reduce(self, op: ReduceOp, numbers: Sequence[float]) -> list[float]:
         """Repeats the request until it is answered: the hub answers a repeated request with the same result. Raises
         ConnectionError when the generation is over or the timeout has passed."""
         self._rounds += 1
         request = ReduceRequest(
-            generation=self._generation, round_number=self._rounds, op=op, values=np.array(values, "<f8").tobytes()
+            generation=self._generation, round_number=self._rounds, op=op, values=np.array(numbers, "<f8").tobytes()
         )
         data, deadline = msgspec.msgpack.encode(request), time.monotonic() + self._timeout
         while time.monotonic() < deadline:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinpipe.transport.group_collectives import GroupCollectives
+from thinpipe.transport.collectives import GroupCollectives
 from thinpipe.transport.labels import Label
 from thinpipe.transport.nats.activity import ActivityTracker
 from thinpipe.transport.nats.connection import HubConnection

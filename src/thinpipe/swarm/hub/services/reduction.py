@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from thinpipe.swarm.protocol.decoding import decode_or_none
 from thinpipe.swarm.protocol.reduction import MAX_WAIT_SECONDS, ReduceOp, ReduceReply, ReduceRequest
+from thinpipe.transport.reduction import reduce_rows
 
 MAX_VALUES = 1 << 20
 """Maximum number of values in one contribution."""
@@ -61,8 +62,7 @@ class StepReduction:
 
     def _reduce(self, round_number: int, op: ReduceOp) -> None:
         """Reduces in pipeline order, so that the result does not depend on the order of arrival."""
-        stacked = np.stack([self._contributions[name][1] for name in self._names])
-        self._results[round_number] = stacked.sum(0) if op == "sum" else stacked.max(0)
+        self._results[round_number] = reduce_rows(op, [self._contributions[name][1] for name in self._names])
         self._results.pop(round_number - _ROUNDS_KEPT, None)
         self._contributions, self.completed_rounds = {}, round_number
 
