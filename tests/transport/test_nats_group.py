@@ -13,6 +13,7 @@ import torch.distributed as dist
 from tests.swarm.brokers import running_broker
 from tests.transport.nats_peers import ORIGIN, address, hub_services, open_groups, together
 from thinpipe.swarm.hub.liveness import Heartbeats
+from thinpipe.swarm.hub.services.store import MAX_VALUE_NBYTES
 from thinpipe.transport.labels import Label
 from thinpipe.transport.nats.connection import HubConnection
 from thinpipe.transport.nats.frame import Origin
@@ -146,6 +147,18 @@ def test_processes_meet_in_the_hubs_store(running):
         told = re.fullmatch(r"waited (\d+\.\d) s for never in the hub's store", str(caught.value))
         assert told is not None
         assert float(told[1]) >= 0.2
+
+
+def test_the_hubs_store_refuses_what_is_too_much_and_the_writer_learns_of_it(running):
+    with open_groups(running, NAMES[:1]) as (group,), hub_services(running):
+        store, too_long = NatsStore(group.connection, timedelta(seconds=300)), b"x" * (MAX_VALUE_NBYTES + 1)
+        with pytest.raises(dist.DistStoreError, match=rf"refused 'long' with {len(too_long)} bytes"):
+            store.set("long", too_long)
+        with pytest.raises(dist.DistStoreError, match="refused 'long'"):
+            store.compare_set("long", "", too_long)
+        assert not store.check(["long"])
+        store.set("short", too_long[:-1])
+        assert store.get("short") == too_long[:-1]
 
 
 def test_a_killed_server_fails_what_waits(tmp_path):

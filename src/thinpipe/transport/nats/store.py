@@ -22,18 +22,18 @@ class NatsStore(Store):
         self._connection, self._limit = connection, timeout
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._ask(StoreRequest(what="set", keys=[key], value=_bytes(value)))
+        self._write(StoreRequest(what="set", keys=[key], value=_bytes(value)))
 
     def get(self, key: str) -> bytes:
         """Waits for the key and returns its value."""
         return self._await("get", [key], self._limit).value
 
     def add(self, key: str, amount: int) -> int:
-        return self._ask(StoreRequest(what="add", keys=[key], amount=amount)).number
+        return self._write(StoreRequest(what="add", keys=[key], amount=amount)).number
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         request = StoreRequest(what="swap", keys=[key], expected=_bytes(expected), value=_bytes(desired))
-        return self._ask(request).value
+        return self._write(request).value
 
     def check(self, keys: list[str]) -> bool:
         return self._ask(StoreRequest(what="wait", keys=list(keys))).found
@@ -60,6 +60,16 @@ class NatsStore(Store):
         answer = self._ask(StoreRequest(what=what, keys=keys, wait_seconds=limit.total_seconds()))
         if not answer.found:
             raise dist.DistStoreError(f"waited {monotonic() - began:.1f} s for {', '.join(keys)} in the hub's store")
+        return answer
+
+    def _write(self, request: StoreRequest) -> StoreReply:
+        """Executes a write. Raises DistStoreError if the hub refuses it: the other peers would wait for the key."""
+        answer = self._ask(request)
+        if not answer.found:
+            raise dist.DistStoreError(
+                f"the hub's store refused {request.keys[0]!r} with {len(request.value)} bytes: the value is too long, or "
+                "the store is full"
+            )
         return answer
 
     def _ask(self, request: StoreRequest) -> StoreReply:
