@@ -5,10 +5,10 @@ contains all listed files is a complete checkpoint.
 """
 
 import hashlib
+import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,8 @@ from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest
 from thinpipe.checkpoint.storage import FileEntry, step_folder
 from thinpipe.core.errors import UserError
 from thinpipe.transport.collectives import Collectives
+
+_log = logging.getLogger(__name__)
 
 
 class Saver:
@@ -64,18 +66,27 @@ class Saver:
             problem = str(error)
         self._raise_if_any_failed(step, problem)
         if self.is_leader:
-            with suppress(OSError):  # the save succeeded; the next one retries the removal
+            try:
                 self.folder.keep_latest(self.keep_latest, exempt=self.protected())
+            except OSError as error:  # the save succeeded; the next one retries the removal
+                _log.warning("an older checkpoint could not be removed: %s", error)
         return self.folder.committed(manifest, files)
 
     def _raise_if_any_failed(self, step: int, problem: str) -> None:
         """Barrier: raises OSError in every process if any process passes a non-empty `problem`."""
-        problems = [announced.decode() for announced in self.collectives.all_gather_bytes(problem.encode())]
-        for rank, announced in enumerate(problems):
-            if announced:
-                if self.is_leader:
-                    self.folder.discard(step)
-                raise OSError(announced if self.collectives.size == 1 else f"process {rank}: {announced}")
+        if announced := _first_problem(problem, self.collectives):
+            if self.is_leader:
+                self.folder.discard(step)
+            raise OSError(announced)
+
+
+def _first_problem(problem: str, collectives: Collectives) -> str:
+    """The first non-empty `problem` of all processes in rank order, with the rank; empty if there is none. Collective
+    call: every process gets the same text, so that all of them raise, or none does."""
+    for rank, announced in enumerate(collectives.all_gather_bytes(problem.encode())):
+        if announced:
+            return announced.decode() if collectives.size == 1 else f"process {rank}: {announced.decode()}"
+    return ""
 
 
 def _not_finite(layers: Mapping[str, Mapping[str, Tensor]]) -> str:
@@ -88,18 +99,37 @@ def _not_finite(layers: Mapping[str, Mapping[str, Tensor]]) -> str:
 
 
 def is_leader(folder: Path, collectives: Collectives) -> bool:
-    """Elects one leader process per folder, shared or not: the first to create a marker file there. Collective call."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Elects one leader process per folder, shared or not: the first to create a marker file there. Collective call.
+    Raises UserError in every process if one of them cannot write to its folder."""
     marker = folder / f".leader-{collectives.broadcast_bytes(secrets.token_hex(8).encode()).decode()}"
+    first, problem = False, ""
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
         first = True
-    except FileExistsError:
-        first = False
-    collectives.all_reduce_sum([0.0])  # barrier: all have tried to create the marker
+    except FileExistsError as error:
+        problem = "" if folder.is_dir() else str(error)
+    except OSError as error:
+        problem = str(error)
+    problem = _first_problem(problem, collectives)  # barrier: all have tried to create the marker
     if first:
         marker.unlink()
+    if problem:
+        raise UserError(f"checkpoints cannot be saved: {problem}")
     return first
+
+
+class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A process's newest complete checkpoint within the limit of a round of `latest_common_checkpoint`."""
+
+    step: int
+    """-1: there is none."""
+    files_sha256: str = ""
+    """Hash of the manifest's list of files, which differs between runs."""
+    problems: list[str] = []
+    """Reasons for which newer checkpoints of the process were passed over."""
+    error: str = ""
+    """Reason for which the folder cannot be read; empty: the folder was read."""
 
 
 def latest_common_checkpoint(
@@ -107,31 +137,61 @@ def latest_common_checkpoint(
 ) -> tuple[Checkpoint | None, list[str]]:
     """Newest checkpoint of which every process has its layers intact, and the problems found with newer ones.
 
-    Returns None if no process has a checkpoint. Collective call. Raises UserError if only some processes have one, or
-    if the checkpoints come from different runs.
+    Returns None if no process has a checkpoint. Collective call: the processes agree on the outcome in rounds, each
+    limited to the lowest step of the round before. Raises UserError in every process if only some processes have a
+    checkpoint, if a folder cannot be read, or if the checkpoints come from different runs.
     """
-    newest, problems = folder.newest_complete(layers, optional_layers=optional_layers)
-    step = -1 if newest is None else newest.manifest.step
-    steps = [
-        int(n)
-        for n in collectives.all_reduce_sum([step if r == collectives.rank else 0 for r in range(collectives.size)])
-    ]
-    if max(steps) < 0:
-        return None, problems
-    if min(steps) < 0:
-        without = ", ".join(str(rank) for rank, step in enumerate(steps) if step < 0)
-        reasons = "".join(f"\n  {problem}" for problem in problems)
+    newest, problems, error = _newest_complete(folder, layers, optional_layers, None)
+    while True:
+        candidate = _candidate(newest, problems, error)
+        gathered = collectives.all_gather_bytes(msgspec.json.encode(candidate))
+        candidates = [msgspec.json.decode(announced, type=_Candidate) for announced in gathered]
+        steps = [other.step for other in candidates]
+        lowest, highest = min(steps), max(steps)
+        for rank, other in enumerate(candidates):
+            if other.error:
+                raise UserError(f"process {rank} cannot read its checkpoints: {other.error}")
+        if highest < 0:
+            return None, problems
+        if lowest < 0:
+            raise UserError(_some_have_none(candidates, highest))
+        if lowest == highest:
+            break
+        if candidate.step > lowest:
+            problems = [*problems, f"not every process has step {candidate.step}"]
+            newest, older_problems, error = _newest_complete(folder, layers, optional_layers, lowest + 1)
+            problems += older_problems
+    assert newest is not None
+    if len({other.files_sha256 for other in candidates}) > 1:
         raise UserError(
-            f"process {without} has no whole checkpoint in its folder, others have one of step {max(steps)}: copy the "
-            f"missing files of checkpoints/{step_folder(max(steps))} there, from the machines that have them{reasons}"
-        )
-    if newest is None or step != min(steps):
-        problems = [*problems, f"not every process has step {step}"]
-        newest = folder.open(min(steps), layers, optional_layers=optional_layers)
-    names = hashlib.sha256(msgspec.json.encode(newest.manifest.files)).digest()
-    if len(set(collectives.all_gather_bytes(names))) > 1:
-        raise UserError(
-            f"process {collectives.rank} has another step {min(steps)} in {newest.path} than others: they come from "
+            f"process {collectives.rank} has another step {lowest} in {newest.path} than others: they come from "
             "different runs; keep the folders of one"
         )
     return newest, problems
+
+
+def _newest_complete(
+    folder: CheckpointFolder, layers: list[str], optional_layers: Collection[str], below: int | None
+) -> tuple[Checkpoint | None, list[str], str]:
+    """As `CheckpointFolder.newest_complete`, with the text of an OSError instead of the exception."""
+    try:
+        return *folder.newest_complete(layers, optional_layers=optional_layers, below=below), ""
+    except OSError as error:
+        return None, [], str(error)
+
+
+def _candidate(newest: Checkpoint | None, problems: list[str], error: str) -> _Candidate:
+    if newest is None:
+        return _Candidate(step=-1, problems=problems, error=error)
+    files_sha256 = hashlib.sha256(msgspec.json.encode(newest.manifest.files)).hexdigest()
+    return _Candidate(step=newest.manifest.step, files_sha256=files_sha256, problems=problems)
+
+
+def _some_have_none(candidates: list[_Candidate], highest: int) -> str:
+    without = [rank for rank, other in enumerate(candidates) if other.step < 0]
+    reasons = "".join(f"\n  process {rank}: {problem}" for rank in without for problem in candidates[rank].problems)
+    return (
+        f"process {', '.join(map(str, without))} has no whole checkpoint in its folder, others have one of step "
+        f"{highest}: copy the missing files of checkpoints/{step_folder(highest)} there, from the machines that have "
+        f"them{reasons}"
+    )
