@@ -40,6 +40,7 @@ from thinpipe.config.run import (
 )
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import Step, read_events
+from thinpipe.core.run_folder import events_path
 from thinpipe.data import ShardWriter, Vocabulary
 from thinpipe.train.trainer import Trainer
 
@@ -91,7 +92,7 @@ def synthetic_tokens(folder: Path) -> Path:
 
 
 def steps_of(run: RunConfig) -> list[Step]:
-    path = run.job.dump_folder / "events.jsonl"
+    path = events_path(run.job.dump_folder)
     return [event for event in read_events(path) if isinstance(event, Step)] if path.exists() else []
 
 

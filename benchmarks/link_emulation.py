@@ -36,6 +36,7 @@ from thinpipe.config.run import (
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import Step, read_events
 from thinpipe.core.files import write_atomically
+from thinpipe.core.run_folder import events_path
 
 STAGES, STEPS, WARM_UP = 3, 10, 3
 RATES, LATENCIES = ("20mbps", "80mbps"), ("0ms", "20ms")
@@ -72,7 +73,7 @@ def config(data: Path, folder: Path, width: int | None, link: LinkConfig) -> Run
 
 
 def tokens_per_second(run: RunConfig) -> float:
-    steps = [event for event in read_events(run.job.dump_folder / "events.jsonl") if isinstance(event, Step)]
+    steps = [event for event in read_events(events_path(run.job.dump_folder)) if isinstance(event, Step)]
     return statistics.median(event.tokens_per_second for event in steps[WARM_UP:])
 
 

@@ -40,6 +40,7 @@ from thinpipe.config.run import (
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import Step, read_events
 from thinpipe.core.files import write_atomically
+from thinpipe.core.run_folder import events_path
 from thinpipe.plan.machines import Machine, Machines
 from thinpipe.plan.model_shape import resolve_model
 from thinpipe.plan.planner import Plan, make_plan
@@ -144,7 +145,7 @@ def measure(config: RunConfig) -> Measured:
             check=True,
             timeout=900,
         )
-        steps = [event for event in read_events(folder / "events.jsonl") if isinstance(event, Step)]
+        steps = [event for event in read_events(events_path(folder)) if isinstance(event, Step)]
     return Measured(
         seconds=median(step.seconds for step in steps[WARM_UP:]),
         memory_nbytes=steps[-1].memory,

@@ -10,7 +10,7 @@ from benchmarks.chaos.config import HUB, Kind
 from benchmarks.chaos.processes import Program
 from benchmarks.chaos.schedule import Fault
 from benchmarks.chaos.testbed import Testbed
-from thinpipe.checkpoint.storage import step_folder
+from thinpipe.core.run_folder import checkpoints_path, step_folder, step_folders
 
 REFUSED = "refused"
 """What the detail of a second hub that was turned away begins with."""
@@ -114,9 +114,9 @@ def _second_hub(bed: Testbed, _fault: Fault) -> Done:
 
 def _lose_layer(bed: Testbed, fault: Fault) -> Done:
     """Then somebody is killed, so that the layer is needed."""
-    folder = bed.dump_folder / "checkpoints"
-    commits = sorted(path for path in folder.glob("step-*") if path.name != step_folder(0))
-    layers = sorted(commits[-1].glob("*.safetensors")) if commits else []
+    folders = step_folders(checkpoints_path(bed.dump_folder))
+    commits = [path for path in folders if path.name != step_folder(0)]
+    layers = sorted(commits[0].glob("*.safetensors")) if commits else []
     if not layers:
         raise SkippedError("there is no commit yet")
     victim = _computing(bed, fault.victim)

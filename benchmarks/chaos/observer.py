@@ -12,6 +12,7 @@ from benchmarks.chaos.testbed import Testbed
 from thinpipe.core.events import AnyEvent, Step
 from thinpipe.core.files import file_sha256
 from thinpipe.core.log_tail import Tail
+from thinpipe.core.run_folder import checkpoints_path, events_path, step_folders
 
 SAMPLE_SECONDS = 5.0
 _WORTH_TELLING = re.compile(
@@ -39,7 +40,7 @@ class RunObserver:
     ) -> None:
         """`known`: commits that are in the log already."""
         self._bed, self._tell, self._clock = bed, tell, clock
-        self._events = Tail(bed.dump_folder / "events.jsonl")
+        self._events = Tail(events_path(bed.dump_folder))
         self._printed = Tail(bed.printed("hub"))
         self._list = Tail(bed.dump_folder / "commits.jsonl", whole=True)
         self._known = dict(known)
@@ -87,7 +88,7 @@ class RunObserver:
 
     def hash_disk(self) -> None:
         """What lies on the hub's disk, byte for byte."""
-        for folder in sorted((self._bed.dump_folder / "checkpoints").glob("step-*")):
+        for folder in reversed(step_folders(checkpoints_path(self._bed.dump_folder))):
             step = int(folder.name.removeprefix("step-"))
             if step:
                 files = {path.name: file_sha256(path) for path in sorted(folder.glob("*.safetensors"))}

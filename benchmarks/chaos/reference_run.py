@@ -20,6 +20,7 @@ from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml, load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, Saved, Step, read_events
+from thinpipe.core.run_folder import events_path
 from thinpipe.train.run_environment import RunEnvironment
 from thinpipe.train.trainer import Trainer
 
@@ -49,7 +50,7 @@ class ReferenceRun:
     @property
     def steps(self) -> dict[int, tuple[float, float]]:
         """Loss and norm of the gradient."""
-        events = read_events(self.folder / "events.jsonl") if (self.folder / "events.jsonl").exists() else []
+        events = read_events(events_path(self.folder)) if events_path(self.folder).exists() else []
         return {event.step: (event.loss, event.grad_norm) for event in events if isinstance(event, Step)}
 
     def compute(self, last: int, say: Callable[[str], None]) -> None:

@@ -20,6 +20,7 @@ from thinpipe.config.toml import dump_toml, from_table
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Stopped, read_events
 from thinpipe.core.files import write_atomically
+from thinpipe.core.run_folder import events_path
 from thinpipe.report.summary import summarise
 
 STATUS_SECONDS = 60.0
@@ -77,13 +78,13 @@ class Running:
 
 
 def steps_done(folder: Path) -> int:
-    log = folder / "events.jsonl"
+    log = events_path(folder)
     return max((getattr(event, "step", 0) for event in read_events(log)), default=0) if log.is_file() else 0
 
 
 def ended(folder: Path) -> str | None:
     """Why the run is over for good: it came to its last step, or its loss is not finite any more."""
-    log = folder / "events.jsonl"
+    log = events_path(folder)
     reasons = [event.reason for event in read_events(log) if isinstance(event, Stopped)] if log.is_file() else []
     return reasons[-1] if reasons and reasons[-1] in ("finished", "not_finite") else None
 

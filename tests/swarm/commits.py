@@ -7,7 +7,7 @@ import msgspec
 
 from tests.programs import PATIENCE
 from tests.swarm.hubs import ask_as
-from thinpipe.checkpoint.storage import MANIFEST, step_folder
+from thinpipe.core.run_folder import MANIFEST, step_folder
 from thinpipe.swarm.peer.file_transfer import push
 from thinpipe.swarm.protocol.messages import CheckpointAnnouncement, RequestReply
 

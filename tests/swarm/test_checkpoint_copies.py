@@ -30,10 +30,11 @@ from tests.swarm.commits import (
 )
 from tests.swarm.hubs import ask_again, ask_as, ask_next, begin_generation, next_request, report, running_hub
 from thinpipe.checkpoint import CheckpointFolder
-from thinpipe.checkpoint.storage import MANIFEST, layer_of
+from thinpipe.checkpoint.storage import layer_of
 from thinpipe.config.run import CheckpointConfig, JobConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
+from thinpipe.core.run_folder import MANIFEST
 from thinpipe.swarm.hub.commits.history import Commit
 from thinpipe.swarm.hub.commits.newest_manifest import state_of
 from thinpipe.swarm.hub.training_host import TrainingHost

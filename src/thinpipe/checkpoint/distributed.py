@@ -15,8 +15,9 @@ import msgspec
 from torch import Tensor
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest
-from thinpipe.checkpoint.storage import FileEntry, step_folder
+from thinpipe.checkpoint.storage import FileEntry
 from thinpipe.core.errors import UserError
+from thinpipe.core.run_folder import step_folder
 from thinpipe.transport.collectives import Collectives
 
 _log = logging.getLogger(__name__)

@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 
 from thinpipe.checkpoint.state import model_config_of, restore
-from thinpipe.checkpoint.storage import MANIFEST, Checkpoint, CheckpointFolder
+from thinpipe.checkpoint.storage import Checkpoint, CheckpointFolder
 from thinpipe.core.errors import UserError
+from thinpipe.core.run_folder import MANIFEST, checkpoints_path
 from thinpipe.models import Model, build, materialise
 
 
@@ -18,7 +19,7 @@ def find_checkpoint(path: Path, layers: Collection[str] | None = None) -> Checkp
     """
     if (path / MANIFEST).is_file():
         return Checkpoint.open(path, layers)
-    checkpoint, problems = CheckpointFolder(path / "checkpoints").newest_complete(layers)
+    checkpoint, problems = CheckpointFolder(checkpoints_path(path)).newest_complete(layers)
     if checkpoint is None:
         reasons = "".join(f"\n  {problem}" for problem in problems)
         raise UserError(f"there is no checkpoint in {path}: name the dump_folder of a run, or one checkpoint{reasons}")

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import file_sha256, sync_file, sync_folder, write_atomically
+from thinpipe.core.run_folder import MANIFEST, step_folder, step_folders
 
 FORMAT_VERSION = 3
-MANIFEST, _SUFFIX = "manifest.json", ".safetensors"
+_SUFFIX = ".safetensors"
 _PARTIAL = ".partial-"
 _LAYER_FILE = re.compile(r"[a-z0-9][a-z0-9.]{0,99}\.safetensors", re.ASCII)
 _REPLACED = f"{_PARTIAL}replaced-"
@@ -184,7 +185,7 @@ class CheckpointFolder:
         """
         self.recover()
         problems: list[str] = []
-        for path in self._paths():
+        for path in step_folders(self.folder):
             if below is not None and path.name >= step_folder(below):
                 continue
             try:
@@ -195,15 +196,12 @@ class CheckpointFolder:
 
     def keep_latest(self, count: int, *, exempt: Collection[Path] = ()) -> None:
         """Deletes all checkpoints except the newest `count` and those in `exempt`; count 0 deletes none."""
-        for path in self._paths()[count:] if count else []:
+        for path in step_folders(self.folder)[count:] if count else []:
             if path in exempt:
                 continue
             # Manifest first: a folder without one is no checkpoint, so a kill in between leaves nothing half-valid.
             (path / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(path)
-
-    def _paths(self) -> list[Path]:
-        return sorted(self.folder.glob("step-*"), reverse=True)
 
     def recover(self) -> None:
         """Restores a checkpoint whose replacement was interrupted by a kill between the two renames of `commit`."""
@@ -232,11 +230,6 @@ def _read_manifest(path: Path) -> Manifest:
         raise UserError(f"{path} is no checkpoint: it has no {MANIFEST}") from None
     except msgspec.DecodeError as error:
         raise UserError(f"{path / MANIFEST} cannot be read: {error}") from None
-
-
-def step_folder(step: int) -> str:
-    """Folder name of the checkpoint of a step; names sort by step (up to 8 digits)."""
-    return f"step-{step:08d}"
 
 
 def layer_file(layer: str) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 from thinpipe.config.hub import InviteConfig, KickConfig, StatusConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Stopped, read_events
+from thinpipe.core.run_folder import events_path
 from thinpipe.swarm.broker.broker import hub_address
 from thinpipe.swarm.peer.identity import load_identity
 from thinpipe.swarm.protocol.messages import AdminAnswer, AdminRequest
@@ -43,7 +44,7 @@ def ask_status(folder: Path) -> Status:
 
 def _has_finished(folder: Path) -> bool:
     """True if the last stop in the hub's event log has the reason "finished"."""
-    log = folder / "events.jsonl"
+    log = events_path(folder)
     ends = [event.reason for event in read_events(log) if isinstance(event, Stopped)] if log.is_file() else []
     return ends[-1:] == ["finished"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from thinpipe.checkpoint import CheckpointFolder, new_manifest, state_by_layer
 from thinpipe.config.commands import ImportConfig
 from thinpipe.core.errors import UserError
+from thinpipe.core.run_folder import checkpoints_path
 from thinpipe.data import Tokenizer, Tokens, has_tokens, sequential_batches
 from thinpipe.models import Model, SubspaceConfig, build, materialise
 from thinpipe.models.hf import weights
@@ -18,7 +19,7 @@ MEASURED_BATCHES = 50
 
 
 def run(config: ImportConfig) -> int:
-    if (config.output / "checkpoints").exists():
+    if checkpoints_path(config.output).exists():
         raise UserError(f"{config.output} already holds checkpoints: name another folder")
     dense_config = weights.load_config(config.source)
     model = materialise(build(dense_config), seed=0, draw=False)
@@ -32,7 +33,7 @@ def run(config: ImportConfig) -> int:
         weights.load_weights(cut, config.source)
         model = cut
     layers = state_by_layer(dict(model.named_parameters()), model.space)
-    checkpoint = CheckpointFolder(config.output / "checkpoints").save(new_manifest(model), layers)
+    checkpoint = CheckpointFolder(checkpoints_path(config.output)).save(new_manifest(model), layers)
     if (config.source / "tokenizer.json").is_file():
         Tokenizer.load(config.source).save(config.output / "tokenizer")
     parameters = sum(parameter.numel() for parameter in model.parameters())

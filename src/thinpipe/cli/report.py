@@ -10,6 +10,7 @@ from thinpipe.config.model_presets import PRESETS
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
+from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folders
 from thinpipe.report.comparison import compare, describe_cost
 from thinpipe.report.context import ReportContext, settings_of
 from thinpipe.report.document import Quote
@@ -57,11 +58,12 @@ def _widths(run: Path, summary: Summary) -> tuple[int | None, int | None, bool]:
     preset = PRESETS.get(str(settings.get("preset", "")))
     dim = settings.get("dim", preset.dim if preset else None)
     if "initial" in settings:
-        manifests = sorted(run.glob("checkpoints/step-*/manifest.json"))
-        if not manifests:
+        manifests = (folder / MANIFEST for folder in step_folders(checkpoints_path(run)))
+        newest = next((manifest for manifest in manifests if manifest.exists()), None)
+        if newest is None:
             return None, None, False
         try:
-            model = read_model(manifests[-1])
+            model = read_model(newest)
         except UserError:  # a page without these widths is better than none
             return None, None, False
         return model.dim, model.state_width, model.has_projection

@@ -15,6 +15,7 @@ from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import from_table
 from thinpipe.core.errors import UserError
 from thinpipe.core.extras import install_hint
+from thinpipe.core.run_folder import checkpoints_path
 from thinpipe.core.units import format_bytes
 from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.doctor.machine import missing_extras
@@ -63,7 +64,7 @@ def _data(config: RunConfig) -> tuple[Finding, DatasetInfo | None]:
     except (UserError, OSError) as error:
         fix = f"Make it with `thinpipe tokenize --output {path}`, or set data.path."
         return problem("data", str(error), fix), None
-    newest = CheckpointFolder(config.job.dump_folder / "checkpoints").newest_complete(layers=())[0]
+    newest = CheckpointFolder(checkpoints_path(config.job.dump_folder)).newest_complete(layers=())[0]
     if newest is not None and newest.manifest.data_sha256 not in ("", dataset_info.sha256):
         return problem(
             "data",
@@ -96,7 +97,7 @@ def _disk(config: RunConfig, model: ModelConfig | None) -> Finding:
     if model is None:
         return not_checked("disk", f"{format_bytes(free)} free in {place}; what checkpoints need is not known")
     one = sum(cost.state_nbytes for cost in segment_costs(model, config)) + shared_nbytes(model, config)
-    wanted = max(one, checkpoints_nbytes(config, one) - _held(folder / "checkpoints"))
+    wanted = max(one, checkpoints_nbytes(config, one) - _held(checkpoints_path(folder)))
     text = f"{format_bytes(free)} free in {place}; checkpoints of {format_bytes(one)} need {format_bytes(wanted)} more"
     if free < wanted:
         return problem("disk", text, "Make room, set job.dump_folder elsewhere, or lower checkpoint.keep_latest_k.")
@@ -140,7 +141,7 @@ def _memory(config: RunConfig, model: ModelConfig) -> Finding:
 def assigned_memory_finding(folder: Path, segments: int, device: str) -> Finding:
     """Compares the memory of this machine with what its segments need. Only the number of segments is known, so the
     most demanding run of that many consecutive segments counts."""
-    newest = CheckpointFolder(folder / "checkpoints").newest_complete(layers=())[0]
+    newest = CheckpointFolder(checkpoints_path(folder)).newest_complete(layers=())[0]
     if newest is None or not segments:
         return not_checked("memory", "the hub has given this machine nothing to compute yet")
     config = from_table(tomllib.loads(newest.manifest.run), RunConfig, where=str(newest.path))

@@ -6,6 +6,7 @@ import msgspec
 
 from thinpipe.core.events import AnyEvent
 from thinpipe.core.log_tail import Tail
+from thinpipe.core.run_folder import events_path
 from thinpipe.monitor.state import RunState
 
 POLL_SECONDS = 0.5
@@ -16,7 +17,7 @@ class LogFollower:
     """`poll` reads new events; `run_state` is the state after all events read so far."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self._run = folder / "events.jsonl", folder.resolve().name
+        self.path, self._run = events_path(folder), folder.resolve().name
         self.run_state = RunState(self._run)
         self._tail = Tail(self.path, whole=True)
         self.unknown = 0

@@ -8,6 +8,7 @@ from thinpipe.config.model import ModelConfig
 from thinpipe.config.model_presets import PRESETS
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
+from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folders
 from thinpipe.data import has_tokens
 from thinpipe.data.manifest import read_manifest
 
@@ -31,8 +32,8 @@ def resolve_model(config: RunConfig, vocab_size: int | None) -> tuple[ModelConfi
 
 
 def _model_of_checkpoint(path: Path) -> ModelConfig:
-    found = [path / "manifest.json", *sorted(path.glob("checkpoints/step-*/manifest.json"), reverse=True)]
-    manifest = next((file for file in found if file.is_file()), None)
+    folders = [path, *step_folders(checkpoints_path(path))]
+    manifest = next((folder / MANIFEST for folder in folders if (folder / MANIFEST).is_file()), None)
     if manifest is None:
         raise UserError(f"there is no checkpoint in {path}: name the dump_folder of a run, or one checkpoint")
     return read_model(manifest)

@@ -19,6 +19,7 @@ from thinpipe.core.events import (
     Validated,
     read_events_of_any_version,
 )
+from thinpipe.core.run_folder import events_path
 
 Kind = TypeVar("Kind", Step, Validated, BasisChanged, Skipped, Saved)
 
@@ -107,7 +108,7 @@ class Summary:
 
 def summarise(run: Path) -> Summary:
     """Reads events.jsonl of the run's folder. Raises UserError if there is none or no step has been finished."""
-    path = run / "events.jsonl"
+    path = events_path(run)
     if not path.is_file():
         raise UserError(f"{path} does not exist: name the dump_folder of a run")
     events, unknown = read_events_of_any_version(path)

@@ -35,6 +35,7 @@ from thinpipe.core.events import (
     Validated,
 )
 from thinpipe.core.files import write_atomically
+from thinpipe.core.run_folder import checkpoints_path, events_path, settings_path
 from thinpipe.data import Cursor
 from thinpipe.models import ModelConfig
 from thinpipe.optim.lr_schedule import lr_factor
@@ -61,7 +62,7 @@ class Trainer:
         self.collectives = self.run_environment.collectives(group)
         self._refuse_other_settings()
         self.data_loader = DataLoader(config, self.collectives, self.run_environment.tokens)
-        self.checkpoints = CheckpointFolder(config.job.dump_folder / "checkpoints")
+        self.checkpoints = CheckpointFolder(checkpoints_path(config.job.dump_folder))
         origin = self.checkpoints.newest_complete(layers=())[0]
         if origin is None and config.model.initial is not None:
             origin = find_checkpoint(config.model.initial, layers=())
@@ -131,7 +132,7 @@ class Trainer:
         )
         with (
             self._stop as stop,
-            open_log(config.job.dump_folder / "events.jsonl" if self.collectives.rank == 0 else None) as log,
+            open_log(events_path(config.job.dump_folder) if self.collectives.rank == 0 else None) as log,
             open_display(config, is_leader=self.collectives.rank == 0) as display,
         ):
             self._log, self._display = log, display
@@ -276,7 +277,7 @@ class Trainer:
         self.data_loader.save_tokenizer()
         settings = dump_toml(self.config)
         if self.saver.is_leader:
-            write_atomically(self.config.job.dump_folder / "run.toml", settings.encode())
+            write_atomically(settings_path(self.config.job.dump_folder), settings.encode())
         started = Started(
             step=self.finished_steps,
             config=settings,

@@ -11,10 +11,10 @@ import torch
 from rich.console import Console
 
 from thinpipe.checkpoint import restore
-from thinpipe.checkpoint.storage import MANIFEST, step_folder
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Stopped
 from thinpipe.core.hashing import text_sha256
+from thinpipe.core.run_folder import MANIFEST, step_folder
 from thinpipe.models.model import make_space
 from thinpipe.plan.partition import Partition
 from thinpipe.subspace.basis import Basis

@@ -11,8 +11,8 @@ from tests.programs import PATIENCE
 from tests.swarm.commits import wait_until
 from tests.swarm.hubs import ask_next, next_request, report, running_hub
 from thinpipe.checkpoint import Checkpoint, Manifest
-from thinpipe.checkpoint.storage import MANIFEST
 from thinpipe.config.run import JobConfig
+from thinpipe.core.run_folder import MANIFEST
 from thinpipe.swarm.hub import generations
 from thinpipe.swarm.peer import standby as standby_mirror
 from thinpipe.swarm.peer.remote_run import RemoteRun

@@ -13,7 +13,7 @@ import msgspec
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest, model_config_of, restore
 from thinpipe.checkpoint.codec_state import segment_of_codec_state
 from thinpipe.checkpoint.state import versions
-from thinpipe.checkpoint.storage import is_layer_file, layer_of, step_folder
+from thinpipe.checkpoint.storage import is_layer_file, layer_of
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
@@ -21,6 +21,7 @@ from thinpipe.core.events import AnyEvent, EventLog, SaveFailed, Step, Stopped
 from thinpipe.core.files import write_atomically
 from thinpipe.core.hashing import text_sha256
 from thinpipe.core.numerics import numerics
+from thinpipe.core.run_folder import checkpoints_path, events_path, step_folder
 from thinpipe.data import Cursor
 from thinpipe.models.model import make_space
 from thinpipe.plan.messages import message_sizes
@@ -60,7 +61,7 @@ class TrainingHost:
         self.config, self.display, self.numerics = config, display, numerics()
         self.source = LocalTokens(config)
         refuse_large_batches(config, self.source.dataset_info.vocab_size)
-        self.checkpoints = CheckpointFolder(config.job.dump_folder / "checkpoints")
+        self.checkpoints = CheckpointFolder(checkpoints_path(config.job.dump_folder))
         kept = config.checkpoint.keep_latest_k
         self.commit_log = CommitLog(config.job.dump_folder / COMMIT_LOG_FILE, max_records=kept + 1 if kept else 0)
         self._newest_manifest_path = config.job.dump_folder / NEWEST_MANIFEST_FILE
@@ -76,7 +77,7 @@ class TrainingHost:
         self.state_nbytes = [cost.state_nbytes for cost in costs]
         self.shared_nbytes = shared_nbytes(self.model, config)
         self.traffic = message_sizes(self.model, config).traffic(config)
-        self.log = EventLog(config.job.dump_folder / "events.jsonl")
+        self.log = EventLog(events_path(config.job.dump_folder))
         self.tokenizer = _tokenizer_files(self.source.tokenizer_folder)
         self.source.save_tokenizer(config.job.dump_folder)
         self._step: Step | None = None

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from thinpipe.checkpoint import Manifest
 from thinpipe.checkpoint.state import versions
-from thinpipe.checkpoint.storage import MANIFEST, is_layer_file, step_folder
+from thinpipe.checkpoint.storage import is_layer_file
 from thinpipe.config.hub import JoinConfig
 from thinpipe.config.run import DataConfig, JobConfig, RunConfig
 from thinpipe.config.toml import from_table
@@ -26,6 +26,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.files import file_sha256, write_atomically
 from thinpipe.core.folder_lock import run_lock
 from thinpipe.core.numerics import numerics
+from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
 from thinpipe.swarm.peer.bandwidth_probe import measure_latency, measure_rates
 from thinpipe.swarm.peer.file_transfer import push
 from thinpipe.swarm.peer.identity import Identity, accept_invite, load_identity
@@ -247,7 +248,7 @@ class PeerProcess:
     def _restore_files(self, connection: HubConnection, wanted: RestoreFiles) -> None:
         """Uploads files that the hub has lost, of a checkpoint of which this peer has a part."""
         self._print_once(wanted.text)
-        folder = self.folder / "checkpoints" / step_folder(wanted.step)
+        folder = checkpoints_path(self.folder) / step_folder(wanted.step)
         uploaded = True
         for name, sha256 in wanted.files.items():
             if not is_layer_file(name):
@@ -361,8 +362,8 @@ class PeerProcess:
         """Makes the checkpoint to resume from the newest in this peer's folder. Newer ones are deleted: they were not
         completed by all peers."""
         manifest = msgspec.json.decode(assignment.manifest, type=Manifest)
-        checkpoints = self.folder / "checkpoints"
-        for path in checkpoints.glob("step-*"):
+        checkpoints = checkpoints_path(self.folder)
+        for path in step_folders(checkpoints):
             if path.name > step_folder(manifest.step):
                 shutil.rmtree(path)
         newest = checkpoints / step_folder(manifest.step)

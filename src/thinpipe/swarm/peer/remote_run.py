@@ -14,11 +14,12 @@ import numpy as np
 import torch.distributed as dist
 
 from thinpipe.checkpoint import Checkpoint, Manifest
-from thinpipe.checkpoint.storage import layer_file, step_folder
+from thinpipe.checkpoint.storage import layer_file
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, Saved
 from thinpipe.core.hashing import text_sha256
+from thinpipe.core.run_folder import checkpoints_path, step_folder
 from thinpipe.data import Cursor
 from thinpipe.swarm.peer.file_transfer import fetch, push, stat
 from thinpipe.swarm.peer.hub_collectives import HubCollectives
@@ -128,7 +129,7 @@ class RemoteRun(RunEnvironment):
 
     def fetch(self, layers: Collection[str], optional_layers: Collection[str]) -> None:
         step = step_folder(self._manifest.step)
-        target = self._folder / "checkpoints" / step
+        target = checkpoints_path(self._folder) / step
         files = [layer_file(layer) for layer in dict.fromkeys((*layers, *optional_layers))]
         self._own_files = files
         wanted = {name: self._manifest.files[name] for name in files if name in self._manifest.files}
@@ -183,7 +184,7 @@ class RemoteRun(RunEnvironment):
         return len(self._assignment.names) > 1 and not is_near_removal(step, self._assignment.removal_steps)
 
     def protected(self) -> Collection[Path]:
-        return self._uploader.protected(self._folder / "checkpoints")
+        return self._uploader.protected(checkpoints_path(self._folder))
 
     def close(self) -> None:
         self._cancel()

@@ -13,9 +13,10 @@ from pathlib import Path
 import msgspec
 
 from thinpipe.checkpoint import Manifest
-from thinpipe.checkpoint.storage import MANIFEST, FileEntry, step_folder
+from thinpipe.checkpoint.storage import FileEntry
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
+from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
 from thinpipe.swarm.peer.file_transfer import fetch
 from thinpipe.swarm.peer.request_pipeline import RateLimiter
 from thinpipe.swarm.protocol.file_messages import MAX_CHUNK_NBYTES, is_safe_path
@@ -44,7 +45,7 @@ class StandbyMirror:
     anything else; `follow` returns at once, `stop` within about one chunk."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / "checkpoints"
+        self._folder = checkpoints_path(folder)
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._mirrored: tuple[bytes, Manifest | None] = b"", None
@@ -107,7 +108,7 @@ class StandbyMirror:
             )
             self._raise_if_stopped()
         write_atomically(target / MANIFEST, msgspec.json.encode(manifest))
-        for path in self._folder.glob("step-*"):  # also those of earlier processes and of the run itself
+        for path in step_folders(self._folder):  # also those of earlier processes and of the run itself
             if path.name < target.name:
                 shutil.rmtree(path, ignore_errors=True)
 

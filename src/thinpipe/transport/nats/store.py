@@ -67,8 +67,8 @@ class NatsStore(Store):
         answer = self._ask(request)
         if not answer.found:
             raise dist.DistStoreError(
-                f"the hub's store refused {request.keys[0]!r} with {len(request.value)} bytes: the value is too long, or "
-                "the store is full"
+                f"the hub's store refused {request.keys[0]!r} with {len(request.value)} bytes: the value is too long, "
+                "or the store is full"
             )
         return answer
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 
 from thinpipe.checkpoint import Checkpoint
-from thinpipe.checkpoint.storage import MANIFEST, layer_of
+from thinpipe.checkpoint.storage import layer_of
 from thinpipe.core.files import file_sha256, sync_folder, write_atomically
+from thinpipe.core.run_folder import MANIFEST
 
 _CORRUPT_SUFFIX, _LOST_PREFIX = ".corrupt", "lost-"
 _MAX_NAMED = 3

@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest
-from thinpipe.checkpoint.storage import FORMAT_VERSION, step_folder
+from thinpipe.checkpoint.storage import FORMAT_VERSION
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
+from thinpipe.core.run_folder import step_folder
 from thinpipe.swarm.hub.commits.history import Commit, CommitHistory, CommitState
 from thinpipe.swarm.hub.commits.ledger import CommitLedger
 from thinpipe.swarm.hub.commits.log import COMMIT_LOG_FILE, CommitLog
