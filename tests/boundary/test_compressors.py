@@ -60,6 +60,15 @@ def test_bits_are_packed_without_gaps_and_come_back(rows, count, bits, seed):
     assert torch.equal(unpack_bits(packed, count, bits), integers)
 
 
+@pytest.mark.parametrize("bits", range(1, 8))
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 13])
+def test_a_row_of_short_integers_is_one_little_endian_number(bits, count):
+    integers = torch.randint(1 << bits, (3, count))
+    for row, packed in zip(integers.tolist(), pack_bits(integers, bits), strict=True):
+        number = sum(integer << bits * place for place, integer in enumerate(row))
+        assert bytes(packed.tolist()) == number.to_bytes(packed_nbytes(count, bits), "little")
+
+
 def test_rounding_up_to_bfloat16_is_tight_on_both_sides_of_zero():
     numbers = torch.cat((torch.randn(10_000), torch.tensor([0.0, -1.0, 1.0, 1e-41, -1e-41])))
     rounded = round_up_to_bf16(numbers).float()

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from thinpipe.boundary.packing import pack_nibbles, unpack_nibbles
 from thinpipe.boundary.sizes import ROW_SIZES, RowSize
 
 UniformSampler = Callable[[torch.Size], Tensor]
@@ -68,13 +69,13 @@ class IntegerFormat:
         steps_NW = values_NW / torch.where(scale_N1 == 0, 1.0, scale_N1.float())
         whole_NW = steps_NW.round() if uniform is None else (steps_NW + uniform(steps_NW.shape).to(steps_NW)).floor()
         integers_NW = whole_NW.clamp(-self.largest, self.largest).to(torch.int8)
-        packed = integers_NW.view(torch.uint8) if self.bits == 8 else _pack_nibbles(integers_NW)
+        packed = integers_NW.view(torch.uint8) if self.bits == 8 else pack_nibbles(integers_NW)
         return torch.cat((scale_N1.view(torch.uint8), packed), dim=1)
 
     def decode(self, rows: Tensor, width: int) -> Tensor:
         scale_N1 = rows[:, :2].flatten().view(torch.bfloat16).float()[:, None]
         packed = rows[:, 2:]
-        integers_NW = packed.contiguous().view(torch.int8) if self.bits == 8 else _unpack_nibbles(packed, width)
+        integers_NW = packed.contiguous().view(torch.int8) if self.bits == 8 else _signed(unpack_nibbles(packed, width))
         return integers_NW.float() * scale_N1
 
 
@@ -86,16 +87,10 @@ def round_up_to_bf16(scale: Tensor) -> Tensor:
     return torch.where(nearest.float() < scale, next_up, nearest)
 
 
-def _pack_nibbles(integers_NW: Tensor) -> Tensor:
-    if integers_NW.shape[1] % 2:
-        integers_NW = torch.nn.functional.pad(integers_NW, (0, 1))
-    nibbles = integers_NW.view(torch.uint8) & 0xF
-    return nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)
-
-
-def _unpack_nibbles(packed: Tensor, width: int) -> Tensor:
-    nibbles = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(1)[:, :width].to(torch.int8)
-    return torch.where(nibbles > 7, nibbles - 16, nibbles)
+def _signed(nibbles: Tensor) -> Tensor:
+    """4-bit two's complement in uint8 to int8."""
+    integers = nibbles.to(torch.int8)
+    return torch.where(integers > 7, integers - 16, integers)
 
 
 FORMATS: dict[str, NumberFormat] = {

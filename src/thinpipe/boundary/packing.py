@@ -13,6 +13,8 @@ def pack_bits(integers_NM: Tensor, bits: int) -> Tensor:
     Layout of a row: the lowest byte of all integers, the next byte of all integers and so on, then the remaining
     high-order bits (bits mod 8), packed in groups of eight integers.
     """
+    if bits == 4:
+        return pack_nibbles(integers_NM.to(torch.uint8))
     count, whole, rest = integers_NM.shape[1], bits // 8, bits % 8
     integers_NM = integers_NM.long()
     parts = [(integers_NM >> 8 * byte).to(torch.uint8) for byte in range(whole)]
@@ -23,6 +25,8 @@ def pack_bits(integers_NM: Tensor, bits: int) -> Tensor:
 
 def unpack_bits(packed: Tensor, count: int, bits: int) -> Tensor:
     """uint8 [N, packed_nbytes(count, bits)] to int64 [N, count]."""
+    if bits == 4:
+        return unpack_nibbles(packed, count).long()
     whole, rest = bits // 8, bits % 8
     integers_NM = torch.zeros(len(packed), count, dtype=torch.int64, device=packed.device)
     for byte in range(whole):
@@ -30,6 +34,19 @@ def unpack_bits(packed: Tensor, count: int, bits: int) -> Tensor:
     if rest:
         integers_NM |= _unpack_eights(packed[:, whole * count :], count, rest) << 8 * whole
     return integers_NM
+
+
+def pack_nibbles(integers_NM: Tensor) -> Tensor:
+    """The lowest 4 bits of 8-bit integers [N, M] to uint8 [N, ceil(M / 2)], the earlier integer in the lower bits."""
+    if integers_NM.shape[1] % 2:
+        integers_NM = F.pad(integers_NM, (0, 1))
+    nibbles = integers_NM.view(torch.uint8) & 0xF
+    return nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)
+
+
+def unpack_nibbles(packed: Tensor, count: int) -> Tensor:
+    """uint8 [N, ceil(count / 2)] to uint8 [N, count], of 0 to 15."""
+    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(1)[:, :count]
 
 
 def _pack_eights(integers_NM: Tensor, bits: int) -> Tensor:
