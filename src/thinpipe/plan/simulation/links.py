@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from thinpipe.transport.emulation.framing import framed_nbytes, wire_nbytes
+from thinpipe.transport.emulation.link import transmission
 from thinpipe.transport.nats.frame import HEADER_NBYTES
 from thinpipe.transport.nats.streams import PIECE_NBYTES
 
@@ -73,8 +74,8 @@ class Hop(NamedTuple):
     def transmit(self, began: float, arrived: float) -> tuple[float, float]:
         """Queues a message whose bytes came in from `began` to `arrived`; returns start and end of its transmission."""
         queue = self.queue
-        start = max(arrived - (arrived - began) * (1 - self.stored_share), queue.free)
-        finish = max(arrived + self.seconds * self.stored_share, start + self.seconds)
+        first, last = arrived - (arrived - began) * (1 - self.stored_share), arrived + self.seconds * self.stored_share
+        start, finish = transmission(queue.free, first, last, self.seconds)
         queue.free = finish + self.occupied
         queue.busy += self.seconds + self.occupied
         queue.nbytes += self.nbytes

@@ -13,6 +13,16 @@ from thinpipe.core.seeds import derive_seed
 from thinpipe.transport.emulation.framing import wire_nbytes
 
 
+def transmission(free: float, first: float, last: float, seconds: float) -> tuple[float, float]:
+    """Start and end of a message's passage through a FIFO queue that is idle from time `free` on.
+
+    The first byte reaches the queue at time `first`, the last byte at time `last`; the whole message takes `seconds` at
+    the queue's rate. Bytes pass while others still arrive, and the end is not before `last`.
+    """
+    start = max(first, free)
+    return start, max(last, start + seconds)
+
+
 class Transit(NamedTuple):
     """Departure and arrival time of a message, in seconds on the clock of the `now` passed to `send`."""
 
@@ -37,7 +47,8 @@ class EmulatedLink:
         """Enqueues a message on the uplink. As with TCP, messages to one peer arrive in order."""
         seconds = wire_nbytes(payload_nbytes) * 8 / self._up_bps
         with self._lock:
-            departs = self._up_free = max(now, self._up_free) + seconds
+            _, departs = transmission(self._up_free, now, now, seconds)
+            self._up_free = departs
             arrives = departs + self._latency_s + self._random.uniform(0, self._jitter_s)
             arrives = self._last_arrival[peer] = max(arrives, self._last_arrival.get(peer, arrives))
         return Transit(departs, arrives)
@@ -50,5 +61,6 @@ class EmulatedLink:
         wire_bits = wire_nbytes(payload_nbytes) * 8
         began = arrived - wire_bits / self._up_bps
         with self._lock:
-            finish = self._down_free = max(arrived, max(began, self._down_free) + wire_bits / self._down_bps)
+            _, finish = transmission(self._down_free, began, arrived, wire_bits / self._down_bps)
+            self._down_free = finish
         return finish
