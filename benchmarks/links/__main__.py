@@ -21,6 +21,7 @@ from benchmarks.links.points import Point, PointsFile, Task
 from benchmarks.links.tasks import all_tasks
 from benchmarks.links.workload import Run
 from benchmarks.provenance import plain_settings, versions
+from thinpipe.core.units import format_duration_ceil
 
 GUESSED_SECONDS_PER_BLOCK = 0.004
 """A micro-batch through a block and back, for the first estimate of the time left; what is measured corrects it."""
@@ -47,7 +48,7 @@ def measure_missing(tasks: Sequence[Task], file: PointsFile) -> None:
         for index, task in enumerate(missing):
             spent = time.monotonic() - started
             left = cost_left * (spent / done_cost if done_cost else 1.0)
-            _say(f"[{index + 1}/{len(missing)}] {task.part}: {task.name}; about {_duration(left)} left")
+            _say(f"[{index + 1}/{len(missing)}] {task.part}: {task.name}; about {format_duration_ceil(left)} left")
             point = meter.measure(task)
             file.add(point)
             _say(f"      {_in_short(point)}")
@@ -125,10 +126,6 @@ def _guessed_seconds(task: Task) -> float:
 def _guessed_step(run: Run) -> float:
     blocks = run.shape.blocks_per_stage * run.shape.stages * run.shape.microbatches
     return max(link_bound_seconds(run), blocks * GUESSED_SECONDS_PER_BLOCK)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
 def _say(line: str) -> None:

@@ -3,26 +3,19 @@
 import pytest
 
 from thinpipe.core.errors import UserError
-from thinpipe.core.units import format_bit_rate, format_duration, format_flops, format_rate, parse_duration, parse_rate
+from thinpipe.core.units import format_bit_rate, format_duration, format_flops, parse_duration, parse_rate
 
 
 @pytest.mark.parametrize(
     ("text", "bits_per_second"), [("80mbps", 80e6), ("1gbps", 1e9), ("500kbps", 500e3), ("2.5mbps", 2.5e6)]
 )
-def test_rates_are_read_in_any_case_and_written_back(text, bits_per_second):
+def test_rates_are_read_in_any_case(text, bits_per_second):
     assert parse_rate(text) == parse_rate(text.upper()) == bits_per_second
-    assert format_rate(bits_per_second) == text
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("20ms", 0.02), ("1.5s", 1.5), ("0ms", 0.0), ("0.25ms", 0.00025)])
-def test_durations_are_read_in_any_case_and_written_back(text, seconds):
+def test_durations_are_read_in_any_case(text, seconds):
     assert parse_duration(text) == parse_duration(text.upper()) == pytest.approx(seconds, rel=1e-12)
-    assert format_duration(seconds) == text
-
-
-def test_a_value_goes_into_the_largest_unit_that_fits():
-    assert [format_rate(rate) for rate in (100.0, 999e3, 1e6, 12e9)] == ["0.1kbps", "999kbps", "1mbps", "12gbps"]
-    assert [format_duration(duration) for duration in (0.0005, 0.999, 1, 90)] == ["0.5ms", "999ms", "1s", "90s"]
 
 
 @pytest.mark.parametrize(
@@ -45,5 +38,14 @@ def test_figures_for_people():
         "20 kbps",
         "20 Mbps",
         "1.25 Gbps",
+    ]
+    assert [format_duration(seconds) for seconds in (0.04, 9.96, 42.4, 119.9, 120, 7199, 9000)] == [
+        "0.0 s",
+        "10.0 s",
+        "42 s",
+        "120 s",
+        "2.0 min",
+        "120.0 min",
+        "2.5 h",
     ]
     assert [format_flops(flops) for flops in (5.4e10, 1.2e12)] == ["54 GFLOP/s", "1.2 TFLOP/s"]

@@ -55,11 +55,6 @@ def format_count(count: float) -> str:
     return f"{count:,.0f}" if name is None else f"{count / _COUNTS[name]:.3g} {name.upper() if name != 'k' else name}"
 
 
-def format_rate(bits_per_second: float) -> str:
-    """A rate in the form that `parse_rate` reads: 20mbps."""
-    return _format(bits_per_second, _BITS_PER_SECOND)
-
-
 def format_bit_rate(bits_per_second: float) -> str:
     """A rate for people, rounded: 20 Mbps."""
     name = next((name for name in reversed(_BITS_PER_SECOND) if bits_per_second >= _BITS_PER_SECOND[name]), "kbps")
@@ -72,12 +67,14 @@ def format_flops(flops: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration in the form that `parse_duration` reads: 20ms."""
-    return _format(seconds, _SECONDS)
+    """A measured duration for people, rounded: 4.2 s, 40 s, 3.1 min, 2.5 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def format_duration_ceil(seconds: float) -> str:
-    """A duration for people, rounded up: 40 s, 3 min, 2 h."""
+    """A duration to be waited for, rounded up: 40 s, 3 min, 2 h."""
     if seconds <= 90:
         return f"{math.ceil(seconds)} s"
     return f"{math.ceil(seconds / 60)} min" if seconds <= 90 * 60 else f"{math.ceil(seconds / 3600)} h"
@@ -94,10 +91,3 @@ def _parse(text: str, units: dict[str, float]) -> float | None:
     if match is None or match[2] not in units:
         return None
     return float(match[1]) * units[match[2]]
-
-
-def _format(value: float, units: dict[str, float]) -> str:
-    """Formats `value` in the largest unit that is not above it; `units` are ordered from small to large."""
-    name = next((name for name in reversed(units) if value >= units[name]), next(iter(units)))
-    number = f"{value / units[name]:.6f}"
-    return number.rstrip("0").rstrip(".") + name

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 from thinpipe.core.event_text import format_event_line
 from thinpipe.core.events import GenerationStarted, PeerJoined, PeerLeft, Retried, SaveFailed, Skipped, Started, Stopped
+from thinpipe.core.units import format_duration
 from thinpipe.report.document import Block, Collapsible, Facts, Section, Table, Text
-from thinpipe.report.prose import format_elapsed
 from thinpipe.report.summary import Summary
 
 _MAX_ROWS = 200
@@ -26,7 +26,7 @@ def faults_section(summary: Summary) -> Section:
         counts.append(("generations", len(generations)))
     blocks: list[Block | Collapsible] = [Facts([(what, f"{count:,}") for what, count in counts])]
     if lost:
-        blocks.append(Text(f"Computing steps again cost {format_elapsed(lost)}."))
+        blocks.append(Text(f"Computing steps again cost {format_duration(lost)}."))
     if summary.unknown:
         blocks.append(Text(f"{summary.unknown:,} line(s) of the log are of another version and were passed over."))
     shown_events = [event for event in summary.events if isinstance(event, _SHOWN_EVENTS)]

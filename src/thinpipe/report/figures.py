@@ -62,6 +62,13 @@ def legend(axes: Any, **settings: Any) -> None:
     axes.legend(frameon=False, fontsize=8.5, labelcolor=INK, **settings)
 
 
+def time_unit(longest_s: float) -> tuple[str, int]:
+    """Unit of a time axis that reaches to `longest_s` seconds: its name and its length in seconds."""
+    if longest_s > 3 * 3600:
+        return "hours", 3600
+    return ("minutes", 60) if longest_s > 180 else ("seconds", 1)
+
+
 def decimation(count: int) -> slice:
     """Slice that keeps at most `MAX_POINTS` of `count` points."""
     return slice(None, None, -(-count // MAX_POINTS))

@@ -3,7 +3,17 @@
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from thinpipe.report.figures import BLUE, GREY, ORANGE, decimation, legend, new_figure, smoothed, smoothing_width
+from thinpipe.report.figures import (
+    BLUE,
+    GREY,
+    ORANGE,
+    decimation,
+    legend,
+    new_figure,
+    smoothed,
+    smoothing_width,
+    time_unit,
+)
 from thinpipe.report.summary import Summary
 
 if TYPE_CHECKING:
@@ -33,7 +43,7 @@ def throughput_figure(summary: Summary) -> "Figure":
     figure, axes = new_figure(2.6)
     speeds = [step.tokens_per_second for step in summary.steps]
     clock = list(accumulate(step.seconds for step in summary.steps))
-    unit, length = ("hours", 3600) if clock[-1] > 3 * 3600 else ("minutes", 60) if clock[-1] > 180 else ("seconds", 1)
+    unit, length = time_unit(clock[-1])
     places, width, shown = [at / length for at in clock], smoothing_width(len(speeds)), decimation(len(speeds))
     axes.plot(places[shown], speeds[shown], color=BLUE, alpha=0.55, linewidth=0.9, label="each step")
     centres, means = smoothed(places, speeds, width)

@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from thinpipe.core.units import format_bytes
+from thinpipe.core.units import format_bytes, format_duration
 from thinpipe.report.context import ReportContext, settings_of
 from thinpipe.report.summary import Summary, best_validation
 from thinpipe.report.traffic import traffic_of
@@ -38,7 +38,7 @@ def _training(summary: Summary, context: ReportContext) -> str:
     model = f"a model of {summary.starts[-1].parameters:,} parameters" if summary.starts else "a model"
     return (
         f"The run {context.name} has trained {model} for {last.step:,}{of_all} steps on {last.tokens:,} tokens, in "
-        f"{format_elapsed(summary.seconds)} of computing ({last.tokens / summary.seconds:,.0f} tokens a second)."
+        f"{format_duration(summary.seconds)} of computing ({last.tokens / summary.seconds:,.0f} tokens a second)."
     )
 
 
@@ -87,9 +87,3 @@ def _end(summary: Summary) -> str:
     if summary.ended is None:
         return "It is still going, or ended without a word."
     return _STOP_REASONS.get(summary.ended, f"It ended: {summary.ended}.")
-
-
-def format_elapsed(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thinpipe.core.events import GenerationStarted, LinkTraffic, Step
-from thinpipe.report.figures import BLUE, GREEN, GREY, ORANGE, legend, new_figure
+from thinpipe.report.figures import BLUE, GREEN, GREY, ORANGE, legend, new_figure, time_unit
 from thinpipe.report.summary import Summary
 
 
@@ -84,7 +84,7 @@ def time_figure(spent: Mapping[str, TimeSpent], overhead_s: float) -> "Figure":
     names = list(spent)
     figure, axes = new_figure(1.1 + 0.34 * len(names))
     longest = max(each.total for each in spent.values()) + overhead_s
-    unit, length = ("hours", 3600) if longest > 3 * 3600 else ("minutes", 60) if longest > 180 else ("seconds", 1)
+    unit, length = time_unit(longest)
     parts = (
         ("computing", BLUE, [spent[name].computing for name in names]),
         ("waiting for messages", ORANGE, [spent[name].waiting for name in names]),

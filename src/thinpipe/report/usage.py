@@ -1,9 +1,8 @@
 """Report sections on resource use: bytes sent between processes, and time and memory of each process."""
 
-from thinpipe.core.units import format_bytes
+from thinpipe.core.units import format_bytes, format_duration
 from thinpipe.report.context import ReportContext
 from thinpipe.report.document import Block, Collapsible, Picture, Section, Table, Text
-from thinpipe.report.prose import format_elapsed
 from thinpipe.report.summary import Summary
 from thinpipe.report.time_spent import peers_by_step, time_figure, time_spent
 from thinpipe.report.traffic import traffic_of
@@ -49,10 +48,10 @@ def time_section(summary: Summary) -> Section:
     for name, each in spent.items():
         shares = [f"{part / each.total:.0%}" for part in (each.computing, each.waiting, each.rest)]
         rows.append(
-            [name, format_elapsed(each.total), *shares, format_bytes(memory[name]) if name in memory else "unknown"]
+            [name, format_duration(each.total), *shares, format_bytes(memory[name]) if name in memory else "unknown"]
         )
     caption = (
-        f"Each process in the steps that count, and {format_elapsed(overhead_s)} of validating and saving beside them."
+        f"Each process in the steps that count, and {format_duration(overhead_s)} of validating and saving beside them."
     )
     head = ["process", "in steps", "computing", "waiting", "rest", "most memory"]
     return Section("Where the time went", [Picture("time", time_figure(spent, overhead_s), caption), Table(head, rows)])
