@@ -8,8 +8,15 @@ from rich.console import Console
 
 from tests.monitor.sample_events import DIM, TOKENS, link, peers, started, step
 from thinpipe.core.events import GenerationStarted, PeerJoined, PeerLeft, Retried, Stopped, Validated
-from thinpipe.monitor.state import DownsampledCurve, RunState, snapshot_of
+from thinpipe.monitor.state import DownsampledCurve, RunState
 from thinpipe.monitor.terminal import render, sparkline
+
+
+def snapshot_of(run, events):
+    run_state = RunState(run)
+    for event in events:
+        run_state.on_event(event)
+    return run_state.snapshot()
 
 
 def test_a_log_without_events_has_a_snapshot():

@@ -86,7 +86,7 @@ def trajectory(family: str, *, free_last: bool, steps: int = 200, interval: int 
     literal = LiteralModel(model)
     optimizer = RowwiseAdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     literal_optimizer = LiteralAdamW(literal, lr=LEARNING_RATE, weight_decay=0.01)
-    tracker = GrassmannTracker(model.space.basis, step_size=1.0, interval=interval)
+    tracker = GrassmannTracker(model.space.basis, step_size=1.0)
     model.segments[-1].on_gradient = tracker.observe
     losses = Trajectory()
     for step in range(1, steps + 1):
@@ -99,7 +99,7 @@ def trajectory(family: str, *, free_last: bool, steps: int = 200, interval: int 
         literal_loss.backward()
         optimizer.step()
         literal_optimizer.step()
-        if tracker.is_due(step):
+        if step % interval == 0:
             tracker.update(lambda old, new: change_basis(model, optimizer, old, new))
             literal_optimizer.grassmann_step(step_size=1.0)
     assert model.space.version == steps // interval

@@ -164,10 +164,3 @@ def test_without_gradients_or_step_the_basis_stays():
     still = GrassmannTracker(basis, step_size=0.0)
     still.observe(gradients(2)[0])
     torch.testing.assert_close(still.propose().matrix_DK, basis.matrix_DK, rtol=0, atol=1e-14)
-
-
-def test_updates_are_due_every_interval():
-    tracker = GrassmannTracker(random_basis(1), interval=5)
-    assert [step for step in range(16) if tracker.is_due(step)] == [5, 10, 15]
-    with pytest.raises(ValueError, match="at least 1 step"):
-        GrassmannTracker(random_basis(1), interval=0)

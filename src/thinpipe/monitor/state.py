@@ -2,7 +2,7 @@
 
 import tomllib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from thinpipe.core.event_text import format_event
 from thinpipe.core.events import (
@@ -153,13 +153,6 @@ class RunState:
             for segments in _contiguous(peer.segments)
         ]
         return sorted(stages, key=lambda stage: stage.segments[:1])
-
-
-def snapshot_of(run: str, events: Iterable[AnyEvent]) -> Snapshot:
-    run_state = RunState(run)
-    for event in events:
-        run_state.on_event(event)
-    return run_state.snapshot()
 
 
 def _contiguous(segments: Sequence[int]) -> list[list[int]]:

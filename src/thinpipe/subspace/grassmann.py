@@ -63,10 +63,8 @@ class GrassmannTracker:
     Set `observe` as `on_gradient` of the last segment. With `step_size` 0 the basis never changes.
     """
 
-    def __init__(self, basis: Basis, *, step_size: float = 1.0, interval: int = 500) -> None:
-        if interval < 1:
-            raise ValueError(f"the interval between basis updates is at least 1 step, not {interval}")
-        self.step_size, self.interval = step_size, interval
+    def __init__(self, basis: Basis, *, step_size: float = 1.0) -> None:
+        self.step_size = step_size
         self.restart(basis)
 
     def restart(self, basis: Basis) -> None:
@@ -81,10 +79,6 @@ class GrassmannTracker:
             gradient_ND = gradient_BTD.flatten(0, -2).to(self.su_DK.dtype)
             self.su_DK.addmm_(gradient_ND.T, gradient_ND @ self.basis.matrix_DK)
             self.trace += gradient_ND.square().sum()
-
-    def is_due(self, step: int) -> bool:
-        """Whether an update is due after `step`, the number of finished optimiser steps: every `interval` steps."""
-        return step > 0 and step % self.interval == 0
 
     def propose(self) -> Basis:
         """The basis after one Riemannian step, with the next version; the same matrix if all gradients were zero."""

@@ -120,7 +120,7 @@ class Engine:
         basis = self.config.basis
         if not isinstance(self.model.space, Subspace) or not basis.interval or not self.has_last:
             return None
-        tracker = GrassmannTracker(self.model.space.basis, step_size=basis.step_size, interval=basis.interval)
+        tracker = GrassmannTracker(self.model.space.basis, step_size=basis.step_size)
         self.model.segments[-1].on_gradient = tracker.observe
         return tracker
 
