@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import socket
 import sys
 import threading
@@ -79,6 +80,21 @@ def test_other_tokens_than_the_checkpoint_was_trained_on(run_config, examine, to
         writer.finish()
     other = replace(run_config, data=replace(run_config.data, path=tmp_path / "others"))
     assert "other tokens" in examine(config=other)["data"]["text"]
+
+
+@pytest.mark.parametrize("side", ["train", "validation"])
+def test_a_token_file_that_has_changed(run_config, examine, tokens, tmp_path, side):
+    copy = shutil.copytree(tokens, tmp_path / "copy")
+    here = replace(run_config, data=replace(run_config.data, path=copy))
+    assert "every file has its recorded sha256" in examine(config=here)["data"]["text"]
+    shard = copy / side / "shard-00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[1000] ^= 1
+    shard.write_bytes(data)
+    found = examine(config=here)
+    assert found["data"]["state"] == "problem"
+    assert f"{shard} has changed since it was written" in found["data"]["text"]
+    assert found["memory"]["state"] == "ok", "what the manifest says is still known"
 
 
 def test_metrics_whose_extra_is_not_there(run_config, examine, monkeypatch):

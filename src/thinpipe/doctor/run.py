@@ -1,4 +1,5 @@
-"""Checks of a run on this machine: tokens, disk space for checkpoints, memory, metric extras, the port of its hub."""
+"""Checks of a run on this machine: tokens and their hashes, disk space for checkpoints, memory, metric extras, the port
+of its hub."""
 
 import os
 import shutil
@@ -17,6 +18,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.extras import install_hint
 from thinpipe.core.run_folder import checkpoints_path
 from thinpipe.core.units import format_bytes
+from thinpipe.data import Tokens, has_tokens, progress_bar
 from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.doctor.machine import missing_extras
 from thinpipe.models import ModelConfig
@@ -71,8 +73,21 @@ def _data(config: RunConfig) -> tuple[Finding, DatasetInfo | None]:
             f"{path} has other tokens than {newest.path} was trained on",
             "Set data.path to those tokens, or job.dump_folder to a new folder.",
         ), dataset_info
+    try:
+        _verify_tokens(path)
+    except (UserError, OSError) as error:
+        return problem("data", str(error), "Replace the file: a run would train on damaged text."), dataset_info
     validated = "with validation text" if dataset_info.validation_batches else "without validation text"
-    return ok("data", f"{path}: a vocabulary of {dataset_info.vocab_size:,}, {validated}"), dataset_info
+    text = f"{path}: a vocabulary of {dataset_info.vocab_size:,}, {validated}; every file has its recorded sha256"
+    return ok("data", text), dataset_info
+
+
+def _verify_tokens(path: Path) -> None:
+    """Compares every token shard in `path` with its recorded hash, with a progress bar. Raises DataError for the first
+    that differs."""
+    for side in ("train", "validation"):
+        if has_tokens(path / side):
+            Tokens(path / side).verify(progress_bar)
 
 
 def _model(config: RunConfig, dataset_info: DatasetInfo | None) -> ModelConfig | None:
