@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import logging
 import subprocess
 import sys
 import time
@@ -129,6 +130,16 @@ def echo_verbs(monkeypatch):
 @pytest.mark.parametrize("verb", ["echo", "repeat"])
 def test_verbs_run_and_may_share_their_settings(verb):
     assert cli.main([verb, "--text", "7"]) == 0
+
+
+@pytest.mark.usefixtures("echo_verbs")
+def test_a_logged_warning_is_one_line_on_stderr(capsys):
+    for _ in range(2):
+        assert cli.main(["echo", "--text", "7"]) == 0
+    capsys.readouterr()
+    logging.getLogger("thinpipe.core").info("a detail")
+    logging.getLogger("thinpipe.core").warning("%s cannot be locked", "run", exc_info=OSError("no locks"))
+    assert capsys.readouterr().err == "thinpipe: run cannot be locked\n"
 
 
 @pytest.mark.usefixtures("echo_verbs")

@@ -5,6 +5,7 @@ traceback.
 """
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if list(arguments) == ["--version"]:
         print(f"thinpipe {__version__}")
         return 0
+    _show_warnings()
     try:
         verb, config = _parse(arguments)
         if verb.swarm:
@@ -43,6 +45,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code or 0
+
+
+class _StderrLines(logging.Handler):
+    """Shows each log record as one line on stderr, without a traceback."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"thinpipe: {record.getMessage()}", file=sys.stderr)
+
+
+def _show_warnings() -> None:
+    """Shows the warnings and errors that thinpipe's modules log; other libraries' loggers stay as they are."""
+    logger = logging.getLogger("thinpipe")
+    if not any(isinstance(handler, _StderrLines) for handler in logger.handlers):
+        logger.addHandler(_StderrLines(logging.WARNING))
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Verb, Any]:

@@ -6,6 +6,7 @@ the folder stays locked until the server has exited too, even if the hub was kil
 """
 
 import errno
+import logging
 import os
 import sys
 import time
@@ -19,6 +20,8 @@ if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
+
+_log = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 8.0
 """Time to wait for the lock, in seconds: longer than the supervisor gives the nats-server of a killed hub to exit."""
@@ -82,17 +85,14 @@ class FolderLock:
 def run_lock(folder: Path, in_use_by: str) -> Iterator[FolderLock | None]:
     """Creates and locks a run's folder for the duration of the block. `in_use_by` as in `FolderLock`.
 
-    Yields None, after a warning on stderr, if the file system does not support locks: training goes on without one.
+    Yields None, after a logged warning, if the file system does not support locks: training goes on without one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock: FolderLock | None = None
     try:
         lock = FolderLock(folder, in_use_by=in_use_by)
     except OSError as error:
-        print(
-            f"thinpipe: {folder} cannot be locked ({error.strerror}): see to it yourself that no other run uses it",
-            file=sys.stderr,
-        )
+        _log.warning("%s cannot be locked (%s): see to it yourself that no other run uses it", folder, error.strerror)
     try:
         yield lock
     finally:

@@ -1,5 +1,6 @@
 """Small all-reduces through the hub: one round trip, instead of two for a star through a peer."""
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -10,6 +11,8 @@ import torch.distributed as dist
 from thinpipe.swarm.protocol.reduction import MAX_WAIT_SECONDS, SERVICE, ReduceOp, ReduceReply, ReduceRequest
 from thinpipe.transport.collectives import StarCollectives
 from thinpipe.transport.nats.connection import HubConnection
+
+_log = logging.getLogger(__name__)
 
 
 class HubCollectives(StarCollectives):
@@ -34,7 +37,8 @@ class HubCollectives(StarCollectives):
         while time.monotonic() < deadline:
             try:
                 answer = self._connection.request(SERVICE, data, seconds=MAX_WAIT_SECONDS + 10)
-            except TimeoutError:
+            except TimeoutError as error:
+                _log.warning("all-reduce %d of the generation is asked for again: %s", self._rounds, error)
                 continue
             reply = msgspec.msgpack.decode(answer, type=ReduceReply)
             if reply.refusal:

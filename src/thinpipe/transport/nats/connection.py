@@ -7,11 +7,11 @@ reported at once as a failure.
 """
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,6 +27,8 @@ from thinpipe.transport.nats.client import as_connection_error, connect
 
 HEARTBEAT_SECONDS = 0.5
 """Seconds between heartbeats; far below the hub's default timeout, so that short pauses of a process are tolerated."""
+_log = logging.getLogger(__name__)
+
 _LEFT = "we have left the hub"
 Result = TypeVar("Result")
 Receiver = Callable[[str, bytes], None]
@@ -157,8 +159,9 @@ class HubConnection:
             return
         self._closed = True
         try:
-            with suppress(TimeoutError):  # an unresponsive hub must not block closing
-                self._call(self._leave(linger_seconds), seconds=linger_seconds + 5)
+            self._call(self._leave(linger_seconds), seconds=linger_seconds + 5)
+        except TimeoutError:  # an unresponsive hub must not block closing
+            _log.warning("the connection to the hub was closed before all queued messages had left")
         finally:
             self._end()
 
