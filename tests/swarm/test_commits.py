@@ -223,6 +223,18 @@ def test_a_log_that_is_wrong_before_its_end_is_not_used(tmp_path):
     assert CommitLog(path).history.last.step == 2
 
 
+def test_bytes_that_are_no_utf8_are_read_as_damage(tmp_path):
+    path = tmp_path / "commits.jsonl"
+    line = msgspec.json.encode(Commit.of(state(2), 1, {})) + b"\n"
+    damaged = line.replace(b'"files":{"', b'"files":{"\xff')
+    assert damaged != line
+    path.write_bytes(damaged + line)
+    with pytest.raises(UserError, match=r"line 1 of .*commits\.jsonl"):
+        CommitLog(path)
+    path.write_bytes(line + damaged)
+    assert CommitLog(path).history.last.step == 2, "a crash may damage the last line"
+
+
 def test_a_commit_that_takes_the_place_of_another_is_read_back(tmp_path):
     path = tmp_path / "commits.jsonl"
     first, other = Commit.of(state(2), 1, {}), Commit.of(state(2, samples_seen=9), 2, {}, state(2).sha256)

@@ -17,8 +17,9 @@ from tests.train.test_trainer import events, in_folder
 from thinpipe.config.run import CheckpointConfig, ParallelismConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import Retried, Skipped
+from thinpipe.swarm.broker.broker import BrokerError
 from thinpipe.swarm.peer.join import EXIT_TEMPFAIL
-from thinpipe.swarm.protocol.messages import Accusation, Answer
+from thinpipe.swarm.protocol.messages import Accusation, Answer, Assignment, Standby
 
 TIMES_OF = {"anna": 1, "bert": 1, "carl": 2, "dora": 2}
 
@@ -123,3 +124,24 @@ def test_the_others_remove_who_they_accuse_and_hear_for_which_step(run_config):
         again = first.submit("next", next_request(running, left_generation=2, accusation=other), seconds=PATIENCE)
         assert again.result(PATIENCE)
         assert "p2" in running.hub.broker.peers, "nobody is removed for the same step again"
+
+
+def test_accusers_are_answered_although_the_broker_cannot_remove_the_accused(run_config, monkeypatch):
+    names = ("p0", "p1", "p2")
+    bad = Accusation(name="p1", step=7, what="state over boundary 0 is not finite")
+
+    def fail(_name):
+        raise BrokerError("nats-server is frozen")
+
+    with running_hub(run_config, names, patience_seconds=1.0) as running, ExitStack() as posts:
+        first, second, third = (posts.enter_context(running.connection(name)) for name in names)
+        begin_generation(running, first, second, third)
+        monkeypatch.setattr(running.hub.broker, "remove_peer", fail)
+        asked = [
+            connection.submit("next", next_request(running, left_generation=1, accusation=bad), seconds=20)
+            for connection in (first, third)
+        ]
+        answers = [msgspec.msgpack.decode(each.result(PATIENCE), type=Answer) for each in asked]
+        assert all(isinstance(answer, Assignment | Standby) for answer in answers), answers
+        assert any("p1" in line and "nats-server is frozen" in line for line in running.said)
+        assert running.hub.generations.expelling == set(), "p1 may ask again, and is known to be there still"

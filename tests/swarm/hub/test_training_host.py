@@ -21,6 +21,7 @@ from thinpipe.subspace.basis import Basis
 from thinpipe.swarm.hub.commits import ledger as commits
 from thinpipe.swarm.hub.commits.history import Commit
 from thinpipe.swarm.hub.commits.log import COMMIT_LOG_FILE
+from thinpipe.swarm.hub.commits.newest_manifest import COMMIT_FILE
 from thinpipe.swarm.hub.membership import Generation
 from thinpipe.swarm.hub.training_host import TrainingHost
 from thinpipe.swarm.protocol.messages import RequestReply
@@ -308,7 +309,25 @@ def test_a_commit_whose_folder_or_manifest_is_gone_is_asked_for(run_host, run_co
     assert [each.step for each in logged(run_config)] == [4, 8]
 
 
-@pytest.mark.parametrize("damage", ["gone", "torn", "of a step that was not committed"])
+DAMAGES = {
+    "torn": lambda data: data[:-9],
+    "no UTF-8": lambda data: data.replace(b'"files":{"', b'"files":{"\xff'),
+}
+
+
+def test_a_commit_record_that_is_damaged_is_written_anew(run_host, run_config):
+    begin(run_host)
+    commit(run_host, 4)
+    run_host.close()
+    record, log = run_host.newest.path / COMMIT_FILE, run_config.job.dump_folder / COMMIT_LOG_FILE
+    record.write_bytes(DAMAGES["no UTF-8"](record.read_bytes()))
+    log.write_bytes(b"")  # as after a crash before the append
+    again = host(run_config)
+    assert again.commit_log.history.last.step == 4
+    again.close()
+
+
+@pytest.mark.parametrize("damage", ["gone", *DAMAGES, "of a step that was not committed"])
 def test_a_commit_of_which_nothing_is_left_is_missed_aloud(run_host, run_config, damage):
     begin(run_host)
     commit(run_host, 4)
@@ -319,7 +338,9 @@ def test_a_commit_of_which_nothing_is_left_is_missed_aloud(run_host, run_config,
     if damage == "gone":
         kept.unlink()
     else:
-        kept.write_bytes(kept.read_bytes()[:-9] if damage == "torn" else manifest_of(run_host, 12))
+        change = DAMAGES.get(damage, lambda _: manifest_of(run_host, 12))
+        assert change(kept.read_bytes()) != kept.read_bytes()
+        kept.write_bytes(change(kept.read_bytes()))
     again = host(run_config)
     assert again.committed == 4
     words = "step 8 is in commits.jsonl but its checkpoint is gone (held by a): going on from step 4"

@@ -173,13 +173,20 @@ class Hub:
         return _encode(answer)
 
     async def _expel_accused(self, accused: Accusation) -> None:
+        """Removes the accused peer. If the broker cannot, the hub's owner is told, and the accusers are answered."""
         what = f"twice in step {accused.step}: {sanitize(accused.what)}"
-        await self._expel(
-            accused.name,
-            f"the others have removed you from the run, for what you sent was bad {what}. Perhaps memory or "
-            "processor are at fault; only the hub's owner can invite you again",
-            f"{accused.name} was removed by the others: what it sent was bad {what}",
-        )
+        try:
+            await self._expel(
+                accused.name,
+                f"the others have removed you from the run, for what you sent was bad {what}. Perhaps memory or "
+                "processor are at fault; only the hub's owner can invite you again",
+                f"{accused.name} was removed by the others: what it sent was bad {what}",
+            )
+        except (BrokerError, UserError) as error:
+            self._tell(
+                f"the key of {accused.name} could not be removed, so it can join again: remove it with "
+                f"`thinpipe kick` ({error})"
+            )
 
     async def _ready(self, peer: str, data: bytes) -> bytes | None:
         """Compares what the peer has loaded with what the hub has; removes the peer from the generation if it

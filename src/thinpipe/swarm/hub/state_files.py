@@ -8,7 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
+from thinpipe.swarm.protocol.decoding import DECODE_ERRORS
 
 
 class GenerationFile:
@@ -19,8 +21,16 @@ class GenerationFile:
         self._path = path
 
     def read(self) -> int:
-        """The stored number; 0: no generation has begun."""
-        return int(self._path.read_text()) if self._path.exists() else 0
+        """The stored number; 0: no generation has begun. Raises UserError if the file is damaged."""
+        if not self._path.exists():
+            return 0
+        try:
+            return int(self._path.read_bytes())
+        except ValueError:
+            raise UserError(
+                f"{self._path} is damaged: restore it from a backup, or write into it a number above that of the last "
+                "generation in events.jsonl"
+            ) from None
 
     def write(self, number: int) -> None:
         write_atomically(self._path, str(number).encode())
@@ -35,7 +45,7 @@ class LinkFile:
 
     def read(self) -> tuple[float, float] | None:
         """The stored rates; None: no readable file."""
-        with suppress(FileNotFoundError, msgspec.DecodeError):
+        with suppress(FileNotFoundError, *DECODE_ERRORS):
             return msgspec.json.decode(self._path.read_bytes(), type=tuple[float, float])
         return None
 

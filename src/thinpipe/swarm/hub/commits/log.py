@@ -14,6 +14,7 @@ import msgspec
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import sync_folder
 from thinpipe.swarm.hub.commits.history import Commit, CommitHistory
+from thinpipe.swarm.protocol.decoding import DECODE_ERRORS
 
 COMMIT_LOG_FILE = "commits.jsonl"
 _DECODER = msgspec.json.Decoder(Commit)
@@ -70,7 +71,7 @@ def _read(path: Path, history: CommitHistory) -> int:
                 if not line.endswith(b"\n"):
                     break
                 commit = _DECODER.decode(line)
-            except msgspec.DecodeError as error:
+            except DECODE_ERRORS as error:
                 if not file.read(1):
                     break
                 raise UserError(

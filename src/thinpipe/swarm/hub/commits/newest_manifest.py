@@ -18,6 +18,7 @@ from thinpipe.swarm.hub.commits.history import Commit, CommitHistory, CommitStat
 from thinpipe.swarm.hub.commits.ledger import CommitLedger
 from thinpipe.swarm.hub.commits.log import COMMIT_LOG_FILE, CommitLog
 from thinpipe.swarm.hub.commits.lost_files import restore_manifest
+from thinpipe.swarm.protocol.decoding import DECODE_ERRORS
 from thinpipe.swarm.protocol.names import HUB
 
 NEWEST_MANIFEST_FILE = "newest_manifest.json"
@@ -62,7 +63,7 @@ def _read(copy_path: Path) -> Manifest | None:
     """The copy of the manifest; None if it is missing, damaged or of another format version."""
     try:
         found = msgspec.json.decode(copy_path.read_bytes(), type=Manifest)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, *DECODE_ERRORS):
         return None
     return found if found == found.with_checksum() and found.format_version == FORMAT_VERSION else None
 
@@ -122,6 +123,6 @@ def _record(path: Path, state: CommitState) -> Commit | None:
     """The commit record in the checkpoint folder, if it describes this state."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Commit)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, *DECODE_ERRORS):
         return None
     return found if found.state == state else None
