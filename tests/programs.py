@@ -127,5 +127,23 @@ def files_of(config, step):
     return {name: entry.sha256 for name, entry in folder.open(step).manifest.files.items()}
 
 
+def events_of(config, *kinds):
+    """Events of these kinds in the log of a run, in order; none while there is no log."""
+    path = config.job.dump_folder / "events.jsonl"
+    return [event for event in read_events(path) if isinstance(event, kinds)] if path.exists() else []
+
+
+def wait_for_event(config, kind, *, after=None, seconds=PATIENCE, **fields):
+    """The first event of this kind with these fields, once it is in the log, later than the event `after`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        events = events_of(config, object)
+        for event in events[0 if after is None else events.index(after) + 1 :]:
+            if isinstance(event, kind) and all(getattr(event, name) == value for name, value in fields.items()):
+                return event
+        assert time.monotonic() < deadline, f"no {kind.__name__} with {fields} in: {events[-20:]}"
+        time.sleep(0.05)
+
+
 def steps_of(config):
     return [event for event in read_events(config.job.dump_folder / "events.jsonl") if isinstance(event, Step)]

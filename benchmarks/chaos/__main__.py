@@ -4,7 +4,6 @@ out."""
 import contextlib
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -17,7 +16,7 @@ from benchmarks.chaos import networks as chaos_networks
 from benchmarks.chaos import report as chaos_summary
 from benchmarks.chaos import small_disks as chaos_disk
 from benchmarks.chaos.attribution import BadMessage
-from benchmarks.chaos.config import HUB, ChaosConfig
+from benchmarks.chaos.config import ChaosConfig
 from benchmarks.chaos.figure import draw
 from benchmarks.chaos.log import Committed, read_log
 from benchmarks.chaos.poison import read_injections
@@ -28,8 +27,6 @@ from benchmarks.chaos.verdict import Facts, judge
 from benchmarks.command_line import run_benchmark
 from benchmarks.provenance import plain_settings, versions
 from thinpipe.core.errors import UserError
-
-_NAMED = re.compile(r"step:\s+(\d+)\s+(?:retried|skipped): .* from (\S+?)(?:[;,]|$)")
 
 
 def run(config: ChaosConfig) -> int:
@@ -93,9 +90,7 @@ def compare(config: ChaosConfig) -> SeedResult:
     records = list(read_log(config.folder / "log.jsonl"))
     truth = ReferenceRun(config)
     truth.compute(max((record.step for record in records if isinstance(record, Committed)), default=0), _say)
-    facts = Facts(
-        commits=truth.commits, steps=truth.steps, poisoned=_poisoned(config), shown=shown_by(config.folder / "printed")
-    )
+    facts = Facts(commits=truth.commits, steps=truth.steps, poisoned=_poisoned(config))
     result = judge(config, records, facts)
     (config.folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
     return result
@@ -107,12 +102,6 @@ def _poisoned(config: ChaosConfig) -> list[BadMessage]:
         for peer in config.peers
         for injection in read_injections(config.poison_log(peer))
     ]
-
-
-def shown_by(printed: Path) -> list[tuple[str, int]]:
-    """Who was named on the hub's screen, and for which step."""
-    lines = (printed / f"{HUB}.out").read_text(errors="replace").splitlines()
-    return [(found[2], int(found[1])) for line in lines if (found := _NAMED.match(line))]
 
 
 def write_results(config: ChaosConfig) -> str:

@@ -18,14 +18,11 @@ class BadMessage(NamedTuple):
     time_s: float
 
 
-def attribute_faults(
-    records: Sequence[AnyRecord], poisoned: Sequence[BadMessage], shown: Sequence[tuple[str, int]]
-) -> Counter[str]:
+def attribute_faults(records: Sequence[AnyRecord], poisoned: Sequence[BadMessage]) -> Counter[str]:
     """How many bad messages were laid at the door of who sent them; how many came in one attempt with another one, of
     which the first is named; in how many attempts that another fault ended; and blame that nobody has earned."""
     events = [event_of(r) for r in records if isinstance(r, Happened)]
     blamed = {(event["sender"], event["step"]) for event in events if event["event"] in ("retried", "skipped")}
-    blamed |= set(shown)
     sent = {(bad.sender, bad.step) for bad in poisoned}
     found = Counter(alarms=len(blamed - sent))
     for bad in poisoned:

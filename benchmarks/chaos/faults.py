@@ -14,7 +14,8 @@ from thinpipe.core.run_folder import checkpoints_path, step_folder, step_folders
 
 REFUSED = "refused"
 """What the detail of a second hub that was turned away begins with."""
-_IN_USE = "in use by another hub"
+_REFUSED_EXIT_CODE = 2
+"""Exit code of a command that a `UserError` ended."""
 UNDECIDED = "ended before it was refused"
 """Of a second hub that was too slow to be seen, or was killed with the first."""
 
@@ -103,11 +104,12 @@ def _second_hub(bed: Testbed, _fault: Fault) -> Done:
 
     def look() -> str:
         bed.others.remove(second)
-        said, by_itself = second.printed, not second.running and not second.ended_by_us
+        printed, by_itself = second.printed, not second.running and not second.ended_by_us
+        code = second.process.returncode if by_itself else None
         second.kill(with_children=True)
-        if _IN_USE in said:
-            return f"{REFUSED}: {said.strip()}"
-        return f"it was not: {second.tail}" if said or by_itself else UNDECIDED
+        if code == _REFUSED_EXIT_CODE:
+            return f"{REFUSED}: {printed.strip()}"
+        return f"it was not: {second.tail}" if printed or by_itself else UNDECIDED
 
     return Done(look)
 

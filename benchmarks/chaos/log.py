@@ -59,15 +59,9 @@ class Hashed(Record, frozen=True, kw_only=True, tag="disk"):
 
 
 class Happened(Record, frozen=True, kw_only=True, tag="event"):
-    """What the run told of itself."""
+    """An event in the log of the hub's run."""
 
     event: AnyEvent
-
-
-class Said(Record, frozen=True, kw_only=True, tag="said"):
-    """A line of the hub: who is there, who is lost, which generation begins or is over."""
-
-    text: str
 
 
 class Sampled(Record, frozen=True, kw_only=True, tag="use"):
@@ -93,7 +87,7 @@ class Ended(Record, frozen=True, kw_only=True, tag="ended"):
     problem: str = ""
 
 
-AnyRecord = Begun | Struck | Healed | Committed | Hashed | Happened | Said | Sampled | Exited | Ended
+AnyRecord = Begun | Struck | Healed | Committed | Hashed | Happened | Sampled | Exited | Ended
 _DECODER = msgspec.json.Decoder(AnyRecord)
 
 

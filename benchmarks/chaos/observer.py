@@ -1,12 +1,11 @@
 """Looks at a chaos run while it goes on: events and commits that the hub writes, programs that ended, what they use."""
 
-import re
 import time
 from collections.abc import Callable
 
 import msgspec
 
-from benchmarks.chaos.log import AnyRecord, Committed, Exited, Happened, Hashed, Said, Sampled
+from benchmarks.chaos.log import AnyRecord, Committed, Exited, Happened, Hashed, Sampled
 from benchmarks.chaos.processes import use_of
 from benchmarks.chaos.testbed import Testbed
 from thinpipe.core.events import AnyEvent, Step
@@ -15,9 +14,6 @@ from thinpipe.core.log_tail import Tail
 from thinpipe.core.run_folder import checkpoints_path, events_path, step_folders
 
 SAMPLE_SECONDS = 5.0
-_WORTH_TELLING = re.compile(
-    r"\S+ (is there|is lost|has left|was )|generation \d+|step \d+ .*(is lost|is whole|going on)"
-)
 _EVENTS: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
@@ -41,7 +37,6 @@ class RunObserver:
         """`known`: commits that are in the log already."""
         self._bed, self._tell, self._clock = bed, tell, clock
         self._events = Tail(events_path(bed.dump_folder))
-        self._printed = Tail(bed.printed("hub"))
         self._list = Tail(bed.dump_folder / "commits.jsonl", whole=True)
         self._known = dict(known)
         self._exited: set[int] = set()
@@ -54,9 +49,6 @@ class RunObserver:
         """The newest."""
 
     def poll(self) -> None:
-        for line in self._printed.lines():
-            if _WORTH_TELLING.match(text := line.decode(errors="replace")):
-                self._tell(Said(**self._now(), text=text[:500]))
         self._look_at_events()
         self._look_at_commits()
         self._look_at_programs()
@@ -71,7 +63,7 @@ class RunObserver:
         for line in self._events.lines():
             try:
                 event = _EVENTS.decode(line)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 continue  # cut short when the hub was killed
             if isinstance(event, Step):
                 self.steps, self.executed = max(self.steps, event.step), self.executed + 1

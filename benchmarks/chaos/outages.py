@@ -5,21 +5,15 @@ is explained by nothing, unless somebody came back just then.
 """
 
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.chaos.config import HUB
-from benchmarks.chaos.log import AnyRecord, Begun, Happened, Healed, Said, Struck
-from thinpipe.core.events import Started, Step
+from benchmarks.chaos.log import AnyRecord, Begun, Happened, Healed, Struck
+from thinpipe.core.events import AnyEvent, GenerationEnded, GenerationStarted, PeerJoined, PeerLeft, Started, Step
 
 MAX_LATE_SECONDS = 5.0
 """Steps in flight may still be reported for this long after a fault that ends their generation."""
-_LOG_DELAY_SECONDS = 0.5
-"""Until a line that the hub prints is in the log."""
-_BEGAN = re.compile(r"^generation (\d+): segments (.*?);", re.M)
-_THERE, _GONE = re.compile(r"(\S+) is there"), re.compile(r"(\S+) (is lost|has left|was )")
-_OVER = re.compile(r"generation (\d+) is over: (.*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +23,7 @@ class Outage:
     began_s: float
     """The first fault; without any, the last step before."""
     noticed_s: float | None
-    """When the hub said that the generation is over; None if it could not."""
+    """When the hub ended the generation; None if it could not."""
     again_s: float
     """The first step of a later generation."""
     past_s: float | None
@@ -38,7 +32,7 @@ class Outage:
     returns: tuple[Healed, ...]
     """Without a fault: who came back just before."""
     why: str
-    """The hub's words."""
+    """Why the hub ended the generation, in words."""
     standby_present: bool = False
     """A standby peer was connected when the outage began, and the hub was not the victim."""
 
@@ -93,56 +87,63 @@ def _outage(records: Sequence[AnyRecord], before: float, after: float, past: flo
     ]
     healed = [r for r in records if isinstance(r, Healed) and r.kind != "poison" and earliest <= r.time_s <= after]
     began = struck[0].time_s if struck else before
-    overs = [
-        (r.time_s, found[2])
-        for r in records
-        if isinstance(r, Said) and began <= r.time_s <= after and (found := _OVER.match(r.text))
-    ]
+    ends = [event for event in _ends(records) if began <= event.time_s <= after]
     standbys = present_at(records, began) - members
     return Outage(
         standby_present=bool(struck and standbys - {fault.victim for fault in struck})
         and all(r.victim != HUB for r in struck),
         last_step_s=before,
         began_s=began,
-        noticed_s=overs[0][0] if overs else None,
+        noticed_s=ends[0].time_s if ends else None,
         again_s=after,
         past_s=past,
         faults=tuple(struck),
         returns=() if struck else tuple(healed),
-        why=overs[0][1] if overs else "",
+        why=ends[0].reason if ends else "",
     )
 
 
 def _members_of(records: Sequence[AnyRecord], earliest: float, before: float, after: float) -> set[str]:
-    """Who computed in the generation that ended: the one of which the hub says so, or the last one begun before."""
-    said = [r for r in records if isinstance(r, Said)]
-    over = next((found[1] for r in said if earliest <= r.time_s <= after and (found := _OVER.match(r.text))), None)
-    if over is None:
-        return members_at(records, before + _LOG_DELAY_SECONDS)
-    return set(members_in("\n".join(r.text for r in said if r.text.startswith(f"generation {over}: "))))
+    """Peers of the generation that ended: by the hub's event of its end, else the last one that began before."""
+    ended = next((event.generation for event in _ends(records) if earliest <= event.time_s <= after), None)
+    if ended is None:
+        return members_at(records, before)
+    return {
+        peer.name
+        for event in _events(records)
+        if isinstance(event, GenerationStarted) and event.generation == ended
+        for peer in event.peers
+    }
 
 
 def members_at(records: Sequence[AnyRecord], moment: float) -> set[str]:
-    """Of the newest generation."""
-    return set(members_in("\n".join(r.text for r in records if isinstance(r, Said) and r.time_s <= moment)))
+    """Peers of the newest generation."""
+    return set(newest_members([event for event in _events(records) if event.time_s <= moment]))
 
 
 def present_at(records: Sequence[AnyRecord], moment: float) -> set[str]:
-    """Who is there in the hub's eyes."""
+    """Peers that are connected to the hub, as far as the hub knows. A hub that was killed knows none."""
+    kills = [r.time_s for r in records if isinstance(r, Struck) and r.kind == "hub" and not r.skipped]
+    started = max((kill for kill in kills if kill <= moment), default=0.0)
     present: set[str] = set()
-    for record in records:
-        if record.time_s > moment:
-            break
-        if isinstance(record, Struck) and record.kind == "hub" and not record.skipped:
-            present.clear()
-        elif isinstance(record, Said) and (found := _THERE.match(record.text)):
-            present.add(found[1])
-        elif isinstance(record, Said) and (found := _GONE.match(record.text)):
-            present.discard(found[1])
+    for event in _events(records):
+        if started <= event.time_s <= moment:
+            if isinstance(event, PeerJoined):
+                present.add(event.peer)
+            elif isinstance(event, PeerLeft):
+                present.discard(event.peer)
     return present
 
 
-def members_in(printed: str) -> list[str]:
-    """Of the newest generation in what a hub has printed."""
-    found = _BEGAN.findall(printed)
-    return [part.split(":")[0].strip() for part in found[-1][1].split(",")] if found else []
+def newest_members(events: Sequence[AnyEvent]) -> list[str]:
+    """Peers of the newest generation in these events, in pipeline order."""
+    started = [event for event in events if isinstance(event, GenerationStarted)]
+    return [peer.name for peer in started[-1].peers] if started else []
+
+
+def _events(records: Sequence[AnyRecord]) -> list[AnyEvent]:
+    return [record.event for record in records if isinstance(record, Happened)]
+
+
+def _ends(records: Sequence[AnyRecord]) -> list[GenerationEnded]:
+    return [event for event in _events(records) if isinstance(event, GenerationEnded)]

@@ -20,7 +20,7 @@ def page(results: Sequence[SeedResult], facts: str) -> str:
     ]
     unexplained = [f"- seed {result.seed}: {words}" for result in results for words in result.unexplained]
     if unexplained:
-        sections.append("## Epochs that ended without a fault of ours\n\n" + "\n".join(unexplained))
+        sections.append("## Generations that ended without a fault of ours\n\n" + "\n".join(unexplained))
     return "\n\n".join([*sections, "![steps over time](chaos.png)"]) + "\n"
 
 
@@ -55,7 +55,7 @@ def _weights(results: Sequence[SeedResult]) -> str:
             ("commits compared, every layer", lambda result: result.commits),
             ("unequal", lambda result: len(result.commits_unequal)),
             ("commits lost", lambda result: len(result.commits_lost)),
-            ("given up, and said: both holders of a layer gone", lambda result: len(result.commits_given_up)),
+            ("rolled back, with an event: both holders of a layer gone", lambda result: len(result.commits_given_up)),
             ("files on the hub's disk at the end, hashed", lambda result: result.files_on_disk),
             ("unequal", lambda result: len(result.files_unequal)),
             ("commits doubled", lambda result: len(result.commits_doubled)),

@@ -35,9 +35,9 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     commits: int
     commits_unequal: list[int]
     commits_lost: list[int]
-    """After which the run went on from an earlier one without a word."""
+    """After which the run went on from an earlier one without an event that says so."""
     commits_given_up: list[str]
-    """A layer was lost at the hub while the only other one who had it was away: what the hub said."""
+    """A layer was lost at the hub while the only other peer that had it was absent: text of the hub's event."""
     commits_doubled: list[int]
     files_on_disk: int
     """Of the hub, hashed at the end."""
@@ -59,7 +59,7 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     past_after: list[float]
     noticed_after: list[float]
     unexplained: list[str]
-    """Outages by no fault: what the hub said."""
+    """Outages by no fault: why the hub ended the generation."""
     exits: list[str]
     """Programs that ended by themselves."""
     clean_steps_per_second: float

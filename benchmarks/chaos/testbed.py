@@ -7,21 +7,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
 import psutil  # type: ignore[import-untyped]
 
 from benchmarks.chaos import poison as chaos_poison
 from benchmarks.chaos import small_disks as chaos_disk
 from benchmarks.chaos.config import HUB, ChaosConfig
 from benchmarks.chaos.networks import Networks
-from benchmarks.chaos.outages import members_in
+from benchmarks.chaos.outages import newest_members
 from benchmarks.chaos.processes import Program, descendants
 from benchmarks.chaos.workload import hub_config, make_tokens
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
+from thinpipe.core.events import AnyEvent
+from thinpipe.core.log_tail import Tail
+from thinpipe.swarm.protocol.decoding import decode_or_none
 
 _LOCAL = "127.0.0.1"
 _START_SECONDS, _LOOK_SECONDS = 120.0, 0.1
-_PEER_PATIENCE_SECONDS = 600
+_RECONNECT_TIMEOUT_SECONDS = 600
+_EVENTS: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 _INVITE = re.compile(r"thinpipe2:\S+")
 
 
@@ -67,7 +72,7 @@ class Testbed:
         newcomers = [peer for peer in self.config.peers if not self._belongs(peer)]
         hub = self.start_hub(invites=len(newcomers))
         deadline = time.monotonic() + _START_SECONDS
-        while "another invite: " not in hub.printed:
+        while len(_INVITE.findall(hub.printed)) < len(newcomers):
             if not hub.running or time.monotonic() > deadline:
                 raise UserError(f"the hub did not start: {hub.tail}")
             time.sleep(_LOOK_SECONDS)
@@ -76,6 +81,8 @@ class Testbed:
             self.start_peer(peer, invites.get(peer))
 
     def start_hub(self, *, invites: int = 0) -> Program:
+        self._events = Tail(self.dump_folder / "events.jsonl")
+        self._members: list[str] = []
         self.programs[HUB] = self._hub_program(HUB, "--hub.invites", invites)
         return self.programs[HUB]
 
@@ -92,7 +99,7 @@ class Testbed:
     def start_peer(self, peer: str, invite: str | None = None) -> Program:
         home = self.home(peer)
         words: list[object] = ["join", home] if invite is None else ["join", invite, "--folder", home, "--name", peer]
-        words += ["--device", "cpu", "--patience-seconds", _PEER_PATIENCE_SECONDS]
+        words += ["--device", "cpu", "--reconnect-timeout-seconds", _RECONNECT_TIMEOUT_SECONDS]
         prefix = [] if self.networks is None else self.networks.prefix(1 + self.index(peer))
         self.programs[peer] = Program(
             self.printed(peer),
@@ -123,8 +130,10 @@ class Testbed:
         return self.folder / "printed" / f"{name}.out"
 
     def members(self) -> list[str]:
-        """Who computes, by the hub's last word; none if it has not spoken since it was started."""
-        return members_in(self.programs[HUB].printed)
+        """Peers of the newest generation that this start of the hub has begun; none before the first one."""
+        events = [event for line in self._events.lines() if (event := decode_or_none(_EVENTS, line)) is not None]
+        self._members = newest_members(events) or self._members
+        return self._members
 
     def index(self, peer: str) -> int:
         return self.config.peers.index(peer)

@@ -1,6 +1,5 @@
 """Judges a chaos run from its log and the undisturbed run: by hashes and by what the hub wrote. Pure."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +15,14 @@ from benchmarks.chaos.log import (
     Happened,
     Hashed,
     Healed,
-    Said,
     Sampled,
     Struck,
 )
 from benchmarks.chaos.outages import Outage, find_outages, members_at
 from benchmarks.chaos.results import SEVERAL, SeedResult, Usage
-from thinpipe.core.events import Started, Step
+from thinpipe.core.event_text import format_event
+from thinpipe.core.events import PeerJoined, RolledBack, Started, Step
 
-_GIVEN_UP = re.compile(r"step (\d+) of .* is lost at the hub .*going on from step (\d+)")
 WARM_SECONDS = 60.0
 """First seconds of a process that do not count for its memory use; nor does the beginning of the run."""
 
@@ -39,8 +37,6 @@ class Facts:
     """Likewise: loss and norm of the gradient."""
     poisoned: Sequence[BadMessage] = ()
     """Bad messages that were sent."""
-    shown: Sequence[tuple[str, int]] = ()
-    """Whom the hub has named on its screen, and for which step. On a full disk its event log has gaps."""
 
 
 def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> SeedResult:
@@ -53,7 +49,7 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
     by_fault = [outage for outage in outages if outage.faults]
     second = [r.detail for r in healed if r.kind == "second_hub" and r.detail != UNDECIDED]
     lost, given_up = _lost(records)
-    poison = attribute_faults(records, facts.poisoned, facts.shown)
+    poison = attribute_faults(records, facts.poisoned)
     counts = Counter(commit.step for commit in commits)
     ended = [r for r in records if isinstance(r, Ended)]
     return SeedResult(
@@ -110,7 +106,7 @@ def _by_kind(outages: Sequence[Outage]) -> dict[str, list[float]]:
 
 def _words(outage: Outage) -> str:
     back = "".join(f"; {r.victim} had come back from {r.kind}" for r in outage.returns)
-    return f"{outage.why or 'the hub said nothing'}{back}"
+    return f"{outage.why or 'the hub gave no reason'}{back}"
 
 
 def _zombies(config: ChaosConfig, done: Sequence[Struck], healed: Sequence[Healed]) -> list[Healed]:
@@ -123,7 +119,7 @@ def _zombies(config: ChaosConfig, done: Sequence[Struck], healed: Sequence[Heale
 
 
 def _rejoined(records: Sequence[AnyRecord], zombies: Sequence[Healed]) -> list[float]:
-    """Until the hub says that it is there again. Not counted: who is struck once more before, or the hub."""
+    """Seconds until the hub lists the peer again. Not counted: peers that are struck once more before, or the hub."""
     found: list[float] = []
     for back in zombies:
         for r in records:
@@ -131,8 +127,8 @@ def _rejoined(records: Sequence[AnyRecord], zombies: Sequence[Healed]) -> list[f
                 continue
             if isinstance(r, Struck) and not r.skipped and r.kind != "poison" and r.victim in (back.victim, HUB):
                 break
-            if isinstance(r, Said) and r.text.startswith(f"{back.victim} is there"):
-                found.append(r.time_s - back.time_s)
+            if isinstance(r, Happened) and isinstance(r.event, PeerJoined) and r.event.peer == back.victim:
+                found.append(r.event.time_s - back.time_s)
                 break
     return found
 
@@ -158,17 +154,19 @@ def _longer(config: ChaosConfig, fault: Struck, back: Healed) -> bool:
 
 
 def _lost(records: Sequence[AnyRecord]) -> tuple[list[int], list[str]]:
-    """Commits after which the run went on from an earlier one: without a word; and what the hub said of the others."""
-    newest, lost, said = 0, list[int](), list[str]()
+    """Commits after which the run went on from an earlier one: steps of those without an event; texts of the others."""
+    newest, lost, rolled_back = 0, list[int](), list[str]()
     for record in records:
         if isinstance(record, Committed):
             newest = max(newest, record.step)
-        elif isinstance(record, Said) and (found := _GIVEN_UP.match(record.text)) and int(found[1]) == newest:
-            said.append(record.text)
-            newest = int(found[2])
-        elif isinstance(record, Happened) and isinstance(record.event, Started) and record.event.step < newest:
+        elif not isinstance(record, Happened):
+            continue
+        elif isinstance(record.event, RolledBack) and record.event.lost_step == newest:
+            rolled_back.append(format_event(record.event))
+            newest = record.event.step
+        elif isinstance(record.event, Started) and record.event.step < newest:
             lost.append(newest)
-    return lost, said
+    return lost, rolled_back
 
 
 def _rate(records: Sequence[AnyRecord], begin: float, end: float) -> float:

@@ -14,16 +14,26 @@ import pytest
 
 from benchmarks.chaos import networks as chaos_networks
 from benchmarks.chaos import small_disks as chaos_disk
-from benchmarks.chaos.__main__ import leaving_cleanly, shown_by
+from benchmarks.chaos.__main__ import leaving_cleanly
 from benchmarks.chaos.attribution import BadMessage
 from benchmarks.chaos.config import HUB, KINDS, ChaosConfig
-from benchmarks.chaos.log import Begun, ChaosLog, Committed, Ended, Happened, Hashed, Healed, Said, Struck, read_log
+from benchmarks.chaos.log import Begun, ChaosLog, Committed, Ended, Happened, Hashed, Healed, Struck, read_log
 from benchmarks.chaos.outages import find_outages
 from benchmarks.chaos.results import percentile
 from benchmarks.chaos.schedule import MAX_AWAY, make_schedule
 from benchmarks.chaos.verdict import Facts, judge
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import Started, Step
+from thinpipe.core.event_text import format_event
+from thinpipe.core.events import (
+    GenerationEnded,
+    GenerationStarted,
+    PeerAssignment,
+    PeerJoined,
+    Retried,
+    RolledBack,
+    Started,
+    Step,
+)
 
 
 def test_three_runs_of_half_an_hour_have_enough_of_everything():
@@ -84,13 +94,26 @@ def started(moment, number):
     )
 
 
+def happened(moment, kind, **fields):
+    return Happened(**at(moment), event=kind(time_s=moment, **fields))
+
+
+def generation(moment, number, *names):
+    peers = [PeerAssignment(name=name, segments=[index]) for index, name in enumerate(names)]
+    return happened(moment, GenerationStarted, generation=number, step=0, peers=peers)
+
+
+def ended(moment, number, reason):
+    return happened(moment, GenerationEnded, generation=number, step=0, cause="failed", reason=reason)
+
+
 def at(moment):
     return {"time_s": moment, "clock_s": moment}
 
 
 FILES = {"first.safetensors": "a"}
 LOG = [
-    Said(**at(0), text="generation 1: segments p0: 1, p1: 1; slowest part: none"),
+    generation(0, 1, "p0", "p1"),
     started(0, 0),
     step(1, 1),
     Begun(**at(1), command="", seed=1),
@@ -101,14 +124,14 @@ LOG = [
     step(8, 4),
     Struck(**at(9), kind="stop", victim="p1", seconds=8),
     step(9.1, 5),
-    Said(**at(12), text="generation 1 is over: p1 is lost: nothing was heard of it"),
-    Said(**at(12.5), text="generation 2: segments p0: 1, p2: 1; slowest part: none"),
+    ended(12, 1, "p1 was lost (no heartbeat for 3 s)"),
+    generation(12.5, 2, "p0", "p2"),
     started(14, 2),
     step(15, 3),
     Healed(**at(17), kind="stop", victim="p1"),
     step(18, 5),
     step(20, 6),
-    Said(**at(20.2), text="generation 2 is over: p0 stopped: no reason"),
+    ended(20.2, 2, "p0 stopped (no reason)"),
     started(21, 2),
     step(22, 3),
     Ended(**at(60)),
@@ -120,7 +143,7 @@ def test_outages_begin_with_the_fault_of_one_who_computed():
     assert first.kinds == ("stop",)
     assert (first.noticed_after, first.executing_after, first.past_after) == (3, 6, 11)
     assert second.faults == ()
-    assert second.why == "p0 stopped: no reason"
+    assert second.why == "p0 stopped (no reason)"
     assert second.past_after is None
 
 
@@ -128,8 +151,8 @@ def test_the_victim_belonged_to_the_generation_that_ended_however_soon_the_next_
     quick = [
         *LOG[:9],
         Struck(**at(8.01), kind="kill", victim="p1", seconds=4),
-        Said(**at(8.1), text="generation 1 is over: p1 is lost: its connection is closed"),
-        Said(**at(8.2), text="generation 2: segments p0: 1, p2: 1; slowest part: none"),
+        ended(8.1, 1, "p1 was lost (its connection closed)"),
+        generation(8.2, 2, "p0", "p2"),
         started(8.3, 2),
         step(8.4, 3),
     ]
@@ -147,7 +170,7 @@ def test_a_run_is_judged_by_hashes_and_not_by_losses():
     good = judge(config_of(), LOG, Facts(commits={2: FILES}, steps=steps))
     assert good.failures == []
     assert (good.commits, good.zombie_returns, good.faults) == (1, 1, {"kill": 1, "stop": 1})
-    assert good.unexplained == ["p0 stopped: no reason; p1 had come back from stop"]
+    assert good.unexplained == ["p0 stopped (no reason); p1 had come back from stop"]
     assert (good.clean_steps_per_second, good.steps_per_second) == (0.5, pytest.approx(2 / 52))
 
     bad = judge(config_of(), LOG, Facts(commits={2: {"first.safetensors": "b"}}, steps=steps | {3: (1.0, 2.0)}))
@@ -160,11 +183,11 @@ def test_a_run_is_judged_by_hashes_and_not_by_losses():
     assert judge(config_of(), LOG[:-1], Facts(commits={2: FILES}, steps=steps)).failures == ["it has not ended"]
 
 
-def test_a_commit_that_is_given_up_with_a_word_is_not_lost_but_counted():
-    said = Said(**at(8.7), text="step 4 of blocks.3 is lost at the hub (held by p1, who is away): going on from step 2")
-    log = [*LOG[:9], Committed(**at(8.5), step=4, files=FILES), said, *LOG[9:]]
+def test_a_commit_that_is_rolled_back_with_an_event_is_not_lost_but_counted():
+    rolled_back = happened(8.7, RolledBack, step=2, lost_step=4, reason="the hub has lost blocks.3", folder="lost")
+    log = [*LOG[:9], Committed(**at(8.5), step=4, files=FILES), rolled_back, *LOG[9:]]
     result = judge(config_of(), log, Facts(commits={2: FILES, 4: FILES}, steps={}))
-    assert (result.commits_lost, result.commits_given_up) == ([], [said.text])
+    assert (result.commits_lost, result.commits_given_up) == ([], [format_event(rolled_back.event)])
 
 
 def test_files_on_the_disk_are_compared_and_one_may_only_be_missing():
@@ -181,8 +204,8 @@ def test_files_on_the_disk_are_compared_and_one_may_only_be_missing():
 
 def test_a_standby_must_have_been_there_for_the_time_that_counts():
     (first, _) = find_outages(LOG)
-    assert not first.standby_present, "nobody said that p2 is there"
-    there = [Said(**at(0.1), text=f"{name} is there") for name in ("p0", "p1", "p2")]
+    assert not first.standby_present, "p2 has not joined"
+    there = [happened(0.1, PeerJoined, step=0, peer=name) for name in ("p0", "p1", "p2")]
     (first, _) = find_outages([LOG[0], *there, *LOG[1:]])
     assert first.standby_present
     result = judge(config_of(), [LOG[0], *there, *LOG[1:]], Facts(commits={2: FILES}, steps={}))
@@ -190,29 +213,28 @@ def test_a_standby_must_have_been_there_for_the_time_that_counts():
 
 
 def test_who_was_given_up_and_comes_back_is_timed():
-    back = Said(**at(19.5), text="p1 is there; it was away")
+    back = happened(19.5, PeerJoined, step=2, peer="p1")
     log = sorted([*LOG, back], key=lambda record: record.time_s)
     assert judge(config_of(), log, Facts(commits={2: FILES}, steps={})).rejoined_after == [2.5]
+
+
+def blame(moment, sender, number):
+    fields = {"culprit": "state over boundary 0", "boundary": 0, "forward": True, "reason": "is not finite"}
+    return happened(moment, Retried, step=number, sender=sender, **fields)
 
 
 def test_bad_messages_must_be_laid_at_the_right_door():
     facts = Facts(commits={2: FILES}, steps={}, poisoned=[BadMessage("p1", 3, 5.0)])
     assert judge(config_of(), LOG, facts).failures != []
-    named = replace(facts, shown=[("p1", 3)])
-    assert (judge(config_of(), LOG, named).failures, judge(config_of(), LOG, named).poisoned_named) == ([], 1)
-    other = judge(config_of(), LOG, replace(facts, shown=[("p0", 3)]))
+    named = judge(config_of(), [*LOG[:6], blame(5.5, "p1", 3), *LOG[6:]], facts)
+    assert (named.failures, named.poisoned_named) == ([], 1)
+    other_blamed = [*LOG[:6], blame(5.5, "p0", 3), *LOG[6:]]
+    other = judge(config_of(), other_blamed, facts)
     assert (other.false_alarms, other.poisoned_named, len(other.failures)) == (1, 0, 2)
-    two = replace(facts, poisoned=[*facts.poisoned, BadMessage("p0", 3, 5.1)], shown=[("p0", 3)])
-    assert (judge(config_of(), LOG, two).poisoned_together, judge(config_of(), LOG, two).failures) == (1, [])
+    two = judge(config_of(), other_blamed, replace(facts, poisoned=[*facts.poisoned, BadMessage("p0", 3, 5.1)]))
+    assert (two.poisoned_together, two.failures) == (1, [])
     late = replace(facts, poisoned=[BadMessage("p1", 6, 10.0)])  # the generation is over before step 6 comes
     assert (judge(config_of(), LOG, late).poisoned_overtaken, judge(config_of(), LOG, late).failures) == (1, [])
-
-
-def test_who_was_named_is_read_from_the_screen_of_the_hub(tmp_path):
-    (tmp_path / "hub.out").write_text(
-        "step:   4701  retried: state over boundary 0 is not finite, from p1\nstep:   4702  loss:  2.1 from p2\n"
-    )
-    assert shown_by(tmp_path) == [("p1", 4701)]
 
 
 def test_the_log_is_read_back_also_after_a_crash(tmp_path):

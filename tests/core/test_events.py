@@ -3,14 +3,18 @@
 import msgspec
 import pytest
 
-from thinpipe.core.event_text import format_event_line
+from thinpipe.core.event_text import format_event, format_event_line
 from thinpipe.core.events import (
+    CheckpointDamaged,
+    CheckpointRepaired,
     EventLog,
+    GenerationEnded,
     GenerationStarted,
     LinkTraffic,
     PeerAssignment,
     PeerJoined,
     PeerLeft,
+    RolledBack,
     Saved,
     Skipped,
     Step,
@@ -52,12 +56,25 @@ def test_a_log_of_before_these_fields_is_read(tmp_path):
 
 def test_who_comes_and_goes_is_said_in_words():
     peers = [PeerAssignment(name="anna", segments=[0, 1]), PeerAssignment(name="bert", segments=[2])]
-    assert "generation 2 starts: anna (segments 0 to 1), bert (segment 2)" in format_event_line(
+    assert "generation 2 starts from step 4: anna (segments 0 to 1), bert (segment 2)" in format_event_line(
         GenerationStarted(generation=2, step=4, peers=peers)
     )
     assert format_event_line(PeerJoined(step=0, peer="anna")).endswith("anna joined")
-    assert format_event_line(PeerLeft(step=3, generation=1, peer="bert", reason="bert has left")).endswith(
-        "bert has left"
+    assert format_event_line(PeerLeft(step=3, peer="bert", cause="left", reason="bert left")).endswith("bert left")
+    ended = GenerationEnded(generation=2, step=120, peer="bert", cause="left", reason="bert left")
+    assert format_event(ended) == "bert left: regrouping from step 120"
+    finished = GenerationEnded(generation=2, step=120, cause="finished", reason="the last step is computed")
+    assert format_event(finished) == "generation 2 ended: the last step is computed"
+
+
+def test_what_becomes_of_a_damaged_checkpoint_is_said_in_words():
+    lost = "the hub has lost blocks.3 of step 120 (copies at carol, not connected)"
+    damaged = CheckpointDamaged(step=120, layers=["blocks.3"], reason=lost)
+    assert format_event(damaged) == f"{lost}: asking all connected peers for copies"
+    assert format_event(CheckpointRepaired(step=120)) == "the hub has all files of step 120 again"
+    rolled_back = RolledBack(step=90, lost_step=120, reason=lost, folder="lost-step-00000120")
+    assert format_event(rolled_back) == (
+        f"{lost}: going back from step 120 to step 90; the remaining files of step 120 are in lost-step-00000120"
     )
 
 

@@ -4,19 +4,19 @@ import msgspec
 import pytest
 
 import thinpipe
-from thinpipe.core.numerics import NUMERICS_VERSION, Numerics, numerics, why_other_numbers
+from thinpipe.core.numerics import NUMERICS_VERSION, Numerics, numerics, numerics_mismatch
 
 HUB = Numerics(version=3, torch="2.13.0")
 
 
 def test_what_is_compared_is_the_version_of_the_numbers_and_of_torch():
-    assert why_other_numbers(HUB, HUB) == ""
-    assert why_other_numbers(Numerics(version=4, torch="2.13.0"), HUB) == (
-        "you compute with numerics version 4 and the hub with 3: install the hub's version of thinpipe, "
+    assert numerics_mismatch(HUB, HUB) == ""
+    assert numerics_mismatch(Numerics(version=4, torch="2.13.0"), HUB) == (
+        "this machine has numerics version 4 and the hub 3: install the hub's version of thinpipe, "
         f"{thinpipe.__version__}"
     )
-    assert why_other_numbers(Numerics(version=3, torch="2.13.1"), HUB) == (
-        "you compute with torch 2.13.1 and the hub with 2.13.0: install torch 2.13.0"
+    assert numerics_mismatch(Numerics(version=3, torch="2.13.1"), HUB) == (
+        "this machine has torch 2.13.1 and the hub 2.13.0: install torch 2.13.0"
     )
 
 

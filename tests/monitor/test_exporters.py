@@ -20,7 +20,7 @@ def test_prometheus_scrapes_what_was_told_last(tmp_path):
         exporter.on_event(step(2))
         exporter.on_event(STEP)
         exporter.on_event(VALIDATED)
-        exporter.on_event(PeerLeft(step=3, generation=1, peer="anna", reason="anna left"))
+        exporter.on_event(PeerLeft(step=3, peer="anna", cause="left", reason="anna left"))
         told = httpx.get(f"http://127.0.0.1:{exporter.port}/metrics", timeout=120).text.splitlines()
     finally:
         exporter.close()

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from tests.monitor.sample_events import DIM, TOKENS, link, peers, started, step
-from thinpipe.core.events import GenerationStarted, PeerJoined, PeerLeft, Retried, Stopped, Validated
+from thinpipe.core.events import GenerationEnded, GenerationStarted, PeerJoined, PeerLeft, Retried, Stopped, Validated
 from thinpipe.monitor.state import DownsampledCurve, RunState
 from thinpipe.monitor.terminal import render, sparkline
 
@@ -85,7 +85,12 @@ def test_somebody_is_lost_and_the_run_goes_on():
     run_state.on_event(started())
     for number in (1, 2, 3, 4):
         run_state.on_event(step(number, time_s=100.0 + number))
-    run_state.on_event(PeerLeft(step=2, generation=1, peer="bert", reason="bert is lost", time_s=105.0))
+    reason = "bert was lost (no heartbeat for 10 s)"
+    run_state.on_event(PeerLeft(step=2, peer="bert", cause="no_heartbeat", reason=reason, time_s=104.5))
+    assert run_state.snapshot().state == "running"
+    run_state.on_event(
+        GenerationEnded(generation=1, step=2, peer="bert", cause="no_heartbeat", reason=reason, time_s=105.0)
+    )
     snapshot = run_state.snapshot()
     assert (snapshot.state, [stage.is_connected for stage in snapshot.stages]) == ("recovering", [True, False])
     assert snapshot.eta_s is None
@@ -96,12 +101,12 @@ def test_somebody_is_lost_and_the_run_goes_on():
     assert (snapshot.state, snapshot.generation, snapshot.standbys) == ("running", 2, [])
     (recovery,) = snapshot.recoveries
     assert (recovery.step, recovery.seconds, recovery.lost_steps) == (4, 20.0, 2)
-    assert recovery.reason == "bert is lost"
-    assert snapshot.notes[-1].text == "goes on after 20 s, 2 step(s) computed again"
+    assert recovery.reason == reason
+    assert snapshot.notes[-1].text == "training continues after 20 s, 2 step(s) computed again"
     assert [number for number, _ in snapshot.curve] == [1, 2, 3], "what is computed again replaces what was drawn"
     assert [note.kind for note in snapshot.notes] == [
         *["peer_joined"] * 3, "generation_started", "started",
-        "peer_left", "generation_started", "started", "recovered",
+        "peer_left", "generation_ended", "generation_started", "started", "recovered",
     ]  # fmt: skip
 
 
@@ -109,7 +114,8 @@ def test_who_leaves_a_finished_run_is_not_missed():
     end = [
         step(100),
         Stopped(step=100, reason="finished"),
-        PeerLeft(step=100, generation=1, peer="anna", reason="anna left"),
+        GenerationEnded(generation=1, step=100, cause="finished", reason="the last step is computed"),
+        PeerLeft(step=100, peer="anna", cause="left", reason="anna left"),
     ]
     snapshot = snapshot_of("r", [GenerationStarted(generation=1, step=0, peers=peers("anna")), started(), *end])
     assert (snapshot.state, snapshot.stages[0].is_connected, snapshot.eta_s) == ("finished", True, None)

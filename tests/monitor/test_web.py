@@ -73,7 +73,7 @@ def test_a_look_that_goes_wrong_is_said_once_and_the_next_may_go_well(tmp_path, 
     log.mkdir()  # opening it fails
     page = Page(LogFollower(tmp_path))
     assert [page._read(), page._read()] == [False, False]
-    assert capsys.readouterr().err.count("the page could not read the log") == 1
+    assert capsys.readouterr().err.count("the web page cannot read the event log") == 1
     log.rmdir()
     with EventLog(log) as written:
         written.write(step(1))
@@ -83,7 +83,7 @@ def test_a_look_that_goes_wrong_is_said_once_and_the_next_may_go_well(tmp_path, 
 def test_a_server_that_ends_by_itself_is_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("uvicorn.Server.run", lambda *_: None)
     assert serve_until_stopped(tmp_path, "127.0.0.1", 0) == 1
-    assert "the page of" in capsys.readouterr().out
+    assert "the web page of" in capsys.readouterr().out
 
 
 def test_the_page_ends_while_somebody_looks(tmp_path):

@@ -111,5 +111,5 @@ def test_four_peers_and_a_hub_on_this_machine(quick_start):
     folder, _ = quick_start
     (up,) = commands("friends")
     printed = run([*up, "--training.steps", "4", "--lr-scheduler.warmup-steps", "2"], folder)
-    assert re.search(r"generation 1: segments (p\d: 1(, )?){4}; slowest part: ", printed)
-    assert printed.strip().splitlines()[-1] == "finished: the hub has the model in runs/friends"
+    assert re.search(r"generation 1 starts from step 0: (p\d \(segment \d\)(, )?){4}; slowest part: ", printed)
+    assert printed.strip().splitlines()[-1] == "finished: the trained model is in runs/friends"

@@ -33,7 +33,7 @@ def test_every_setting_says_what_it_does(make):
 
 
 def test_a_section_shows_the_defaults_that_it_has_where_it_stands(make):
-    assert "| `--patience-seconds` | number | `600.0` |" in make.commands_page()
+    assert "| `--reconnect-timeout-seconds` | number | `600.0` |" in make.commands_page()
 
 
 def test_a_key_is_found_with_its_type_default_and_help(make):

@@ -107,7 +107,7 @@ def test_a_hub_run_names_its_peers_and_no_name_is_markup(tmp_path):
         GenerationStarted(generation=1, step=0, peers=places),
         started(),
         *(step(number, processes=2) for number in (1, 2)),
-        PeerLeft(step=2, generation=1, peer=EVIL, reason=f"{EVIL} left"),
+        PeerLeft(step=2, peer=EVIL, cause="left", reason=f"{EVIL} left"),
         GenerationStarted(generation=2, step=2, peers=places[:1]),
         started(2),
         step(3),

@@ -9,7 +9,7 @@ from tests.programs import PATIENCE
 from tests.swarm.hubs import ask_as
 from thinpipe.core.run_folder import MANIFEST, step_folder
 from thinpipe.swarm.peer.file_transfer import push
-from thinpipe.swarm.protocol.messages import CheckpointAnnouncement, RequestReply
+from thinpipe.swarm.protocol.messages import AnnouncementReply, CheckpointAnnouncement
 
 
 def save_by_hand(run_host, step, folder):
@@ -24,7 +24,7 @@ def save_by_hand(run_host, step, folder):
 def tell_saved(connection, path, *, generation=1):
     files = [file.name for file in path.glob("*.safetensors")]
     request = CheckpointAnnouncement(generation=generation, manifest=(path / MANIFEST).read_bytes(), files=files)
-    return ask_as(connection, "checkpoint", request, RequestReply)
+    return ask_as(connection, "checkpoint", request, AnnouncementReply)
 
 
 def commit_by_hand(connection, run_host, step, folder, *, generation=1):

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tests.programs import PATIENCE
 from tests.swarm.brokers import running_broker
-from thinpipe.swarm.hub.generations import HubOptions
+from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.server import Hub
 from thinpipe.swarm.hub.training_host import TrainingHost
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
@@ -25,7 +25,8 @@ from thinpipe.transport.nats.connection import Address, HubConnection
 class RunningHub:
     hub: Hub
     seeds: dict[str, str]
-    said: list[str]
+    printed: list[str]
+    """Lines for the hub's owner."""
     faults: list[dict]
     """What the hub's event loop complains of."""
     loop: asyncio.AbstractEventLoop
@@ -38,14 +39,14 @@ class RunningHub:
 
 @contextmanager
 def running_hub(config, peers=("p0", "p1"), **settings):
-    """`peers` belong already; the hub's line is said to be fast, so that nobody has to measure it; and nobody is lost
+    """`peers` belong already; the hub's link is given as fast, so that nobody has to measure it; and nobody is lost
     because this machine is slow."""
-    said, faults, begun = [], [], threading.Event()
+    printed, faults, begun = [], [], threading.Event()
     with running_broker(config.job.dump_folder, peers) as running:
         run_host = TrainingHost(config, LineDisplay(Console(file=io.StringIO()), log_freq=1), use_all_peers=True)
         every = {"run": "r", "public_url": running.url, "peers": len(peers), "hub_bps": (1e9, 1e9)}
         every |= {"heartbeat_timeout_seconds": 120.0} | settings
-        hub = Hub(running.broker, run_host, HubOptions(**every), said.append)
+        hub = Hub(running.broker, run_host, HubOptions(**every), printed.append)
         tasks = []
 
         async def begin(_hub):
@@ -63,7 +64,7 @@ def running_hub(config, peers=("p0", "p1"), **settings):
         try:
             assert begun.wait(PATIENCE)
             loop, task = tasks[0]
-            yield RunningHub(hub, running.seeds, said, faults, loop)
+            yield RunningHub(hub, running.seeds, printed, faults, loop)
         finally:
             with suppress(RuntimeError):  # it has ended by itself
                 loop.call_soon_threadsafe(task.cancel)

@@ -16,7 +16,7 @@ from thinpipe.core.numerics import numerics
 from thinpipe.plan.partition import Partition
 from thinpipe.swarm.hub.commits.history import Commit, CommitHistory, CommitState
 from thinpipe.swarm.hub.commits.ledger import CommitLedger
-from thinpipe.swarm.hub.membership import Generation, Membership
+from thinpipe.swarm.hub.membership import Generation, GenerationEnd, Membership
 from thinpipe.swarm.hub.services.reduction import ReductionError, StepReduction
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
 from thinpipe.swarm.protocol.messages import Measure, NextRequest
@@ -118,8 +118,8 @@ class SimulatedHub:
         self.lost.add(name)
         self.commits.drop_peer(name)
 
-    def _over(self, why: str | None) -> None:
-        if why is not None:
+    def _over(self, end: GenerationEnd | None) -> None:
+        if end is not None:
             self.reduction = None
             self.world.broadcast(("over", self.membership.last_generation))
 
@@ -213,7 +213,7 @@ class SimulatedHub:
         if not self.commits.is_recorded(commit):
             self.log(commit)
         self.commits.mark_committed(commit)
-        self._over(self.membership.on_commit(commit.step))
+        self._over(self.membership.on_commit())
 
 
 @dataclass

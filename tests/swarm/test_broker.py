@@ -201,7 +201,10 @@ def test_the_server_ends_with_whoever_is_killed(tmp_path, victims):
 def test_why_it_does_not_start_is_shown(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=r"ended at once[\s\S]*address already in use"), Broker(tmp_path, port=port):
+        with (
+            pytest.raises(UserError, match=r"ended while it started[\s\S]*address already in use"),
+            Broker(tmp_path, port=port),
+        ):
             pass
     with Broker(tmp_path, port=port) as broker:  # nothing is left of the failure
         assert broker.port == port
@@ -230,7 +233,7 @@ def test_refused_settings_change_nothing(tmp_path, monkeypatch):
         good = broker_module.render
         texts = iter([lambda config: good(config) + "nonsense {", good])
         monkeypatch.setattr(broker_module, "render", lambda config: next(texts)(config))
-        with pytest.raises(BrokerError, match="refused its new settings"):
+        with pytest.raises(BrokerError, match="rejected its new configuration"):
             broker.add_peer("p9", newcomer.public_key)
         assert (broker.peers, (broker.folder / "server.conf").read_text()) == before
 
@@ -239,13 +242,13 @@ def test_names_must_be_new_to_be_added_and_known_to_be_removed(tmp_path):
     with running_broker(tmp_path, peers=("p0",)) as running:
         broker, key = running.broker, KeyPair.new().public_key
         for asked, words in (
-            (lambda: broker.add_peer("p0", key), "a peer p0 already"),
-            (lambda: broker.add_peer("p0.>", key), "cannot be a name"),
+            (lambda: broker.add_peer("p0", key), "already a peer p0"),
+            (lambda: broker.add_peer("p0.>", key), "not a valid name"),
             (lambda: broker.add_peer("p1", "U\n"), "public key"),
             (lambda: broker.add_peer("p1", broker.peers["p0"]), "same key"),
-            (lambda: broker.add_invite("p0", key), "a peer and an invite"),
-            (lambda: broker.remove_peer("p1"), "no peer 'p1'; there are: p0"),
-            (lambda: broker.remove_invite("p0"), "no invite 'p0'; there are: none"),
+            (lambda: broker.add_invite("p0", key), "a peer and of an invite"),
+            (lambda: broker.remove_peer("p1"), "no peer 'p1'; known: p0"),
+            (lambda: broker.remove_invite("p0"), "no invite 'p0'; known: none"),
         ):
             with pytest.raises(UserError, match=words):
                 asked()

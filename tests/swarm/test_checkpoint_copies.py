@@ -1,4 +1,4 @@
-"""Every commit has two holders: what the hub has lost comes back from peers, and sending it leaves room on the line."""
+"""Every commit has two holders: peers restore what the hub has lost, and uploads leave bandwidth to training."""
 
 import re
 import shutil
@@ -13,11 +13,13 @@ import pytest
 
 from tests.programs import (
     PATIENCE,
+    events_of,
     files_of,
     hub_arguments,
     invites_of,
     newest_step,
     train_until,
+    wait_for_event,
 )
 from tests.swarm.commits import (
     commit_by_hand,
@@ -35,24 +37,34 @@ from thinpipe.config.run import CheckpointConfig, JobConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.run_folder import MANIFEST
+from thinpipe.core.event_text import format_event
+from thinpipe.core.events import (
+    CheckpointDamaged,
+    CheckpointRepaired,
+    GenerationStarted,
+    RolledBack,
+    Saved,
+    SaveFailed,
+)
 from thinpipe.swarm.hub.commits.history import Commit
-from thinpipe.swarm.hub.commits.newest_manifest import state_of
+from thinpipe.swarm.hub.commits.recovery import state_of
 from thinpipe.swarm.hub.training_host import TrainingHost
 from thinpipe.swarm.peer.join import EXIT_TEMPFAIL
 from thinpipe.swarm.peer.remote_run import Uploader
 from thinpipe.swarm.peer.request_pipeline import FileTransferError
 from thinpipe.swarm.protocol.messages import (
+    AnnouncementReply,
     Answer,
     Assignment,
     CheckpointAnnouncement,
     Finished,
+    LeaveReply,
     LeaveRequest,
-    RequestReply,
     RestoreFiles,
     Standby,
 )
 
-# A share of the line
+# A share of the uplink
 
 
 def test_an_uploader_sends_no_faster_than_it_may_and_hurries_at_the_end(run_config, tmp_path):
@@ -87,12 +99,12 @@ def test_everybody_is_told_a_share_of_the_uplink_and_the_same_interval(run_confi
     ):
         works = begin_generation(running, first, second)
         rates = works[0].upload_bytes_per_second
-        assert sum(rates.values()) == pytest.approx(0.1 * 2e6 / 8), "all that a tenth of the hub's line carries"
+        assert sum(rates.values()) == pytest.approx(0.1 * 2e6 / 8), "a tenth of the hub's downlink"
         assert works[0] == works[1]
         assert re.search(r"\ninterval = \d+\n", works[0].settings), "it is decided"
         words = works[0].text.partition("; ")[2]
         assert re.fullmatch(r"commit every \d+ steps: at most \d+ (s|min) of work can be lost", words)
-        wait_until(lambda: words in running.said)
+        wait_until(lambda: words in running.printed)
         assert running.hub.status().commit_summary == words
 
 
@@ -135,8 +147,10 @@ def test_a_file_that_the_hub_has_lost_is_given_again_before_the_next_generation_
         assert isinstance(work, Assignment)
         assert msgspec.json.decode(work.manifest)["step"] == 4
         CheckpointFolder(run_host.checkpoints.folder).open(4)
-        assert f"step 4 of {layer_of(lost)} is lost at the hub (held by p0): asking all who are there" in running.said
-        assert "step 4 is whole again" in running.said
+        (damaged,), (repaired,) = events_of(run_config, CheckpointDamaged), events_of(run_config, CheckpointRepaired)
+        assert (damaged.step, damaged.layers, repaired.step) == (4, [layer_of(lost)], 4)
+        assert damaged.reason == f"the hub has lost {layer_of(lost)} of step 4 (copies at p0)"
+        assert {format_event(damaged), format_event(repaired)} <= set(running.printed)
 
 
 @pytest.mark.parametrize("while_it_runs", [True, False])
@@ -162,7 +176,8 @@ def give_all_and_begin(running, connection, mine, **fields):
     assert isinstance(work, Assignment)
     assert msgspec.json.decode(work.manifest)["step"] == 4
     running.hub.run_host.checkpoints.open(4)
-    assert "step 4 is whole again" in running.said
+    config = running.hub.run_host.config
+    assert [event.step for event in events_of(config, CheckpointRepaired)] == [4]
 
 
 @pytest.mark.parametrize("started_again", [True, False])
@@ -175,14 +190,14 @@ def test_what_can_never_be_whole_keeps_nobody_sending(run_config, tmp_path, star
         mine, *others = sorted(run_host.newest.manifest.files)
         for connection, files in ((first, [mine]), (second, others)):
             request = CheckpointAnnouncement(generation=1, manifest=(path / MANIFEST).read_bytes(), files=files)
-            assert ask_as(connection, "checkpoint", request, RequestReply).refusal == ""
+            assert ask_as(connection, "checkpoint", request, AnnouncementReply).refusal == ""
         push_all(second, path, others[:1])
         if started_again:
             second.publish("next", next_request(running, incarnation="b"))
         else:
             second.close()
         wait_until(lambda: run_host.ledger.pending_step is None)
-        with pytest.raises(FileTransferError, match="it expects no such file from us"):
+        with pytest.raises(FileTransferError, match="does not expect this file"):
             push_all(first, path, [mine])
 
 
@@ -201,7 +216,7 @@ def test_when_nobody_has_it_the_run_goes_on_from_an_older_commit_and_says_so(run
             assert run_host.committed == step
         lost = next(iter(run_host.newest.manifest.files))
         (run_host.newest.path / lost).unlink()
-        ask_as(second, "leave", LeaveRequest(incarnation="a"), RequestReply)
+        ask_as(second, "leave", LeaveRequest(incarnation="a"), LeaveReply)
 
         began = time.monotonic()
         answer = ask_next(first, running, left_generation=1)
@@ -211,10 +226,10 @@ def test_when_nobody_has_it_the_run_goes_on_from_an_older_commit_and_says_so(run
         assert time.monotonic() - began >= 1.0, "somebody may come back"
         assert msgspec.json.decode(work.manifest)["step"] == 4
         place = run_host.checkpoints.folder / "lost-step-00000008"
-        assert (
-            f"step 8 of {layer_of(lost)} is lost at the hub (held by p1, who is away): going on from step 4; what is "
-            f"left of step 8 is in {place}"
-        ) in running.said
+        (rolled_back,) = events_of(run_config, RolledBack)
+        assert (rolled_back.step, rolled_back.lost_step, rolled_back.folder) == (4, 8, str(place))
+        assert rolled_back.reason == f"the hub has lost {layer_of(lost)} of step 8 (copies at p1, not connected)"
+        assert format_event(rolled_back) in running.printed
         assert place.is_dir()
 
 
@@ -226,15 +241,17 @@ def test_when_nothing_older_is_left_those_away_are_waited_for(run_config):
     ):
         begin_generation(running, connection, other)
         (running.hub.run_host.newest.path / "blocks.1.safetensors").unlink()
-        ask_as(other, "leave", LeaveRequest(incarnation="a"), RequestReply)
+        ask_as(other, "leave", LeaveRequest(incarnation="a"), LeaveReply)
         answer = ask_next(connection, running, left_generation=1)
         assert isinstance(answer, RestoreFiles)
         for _ in range(3):
             waits = ask_next(connection, running, left_generation=1, uploaded=answer.manifest)
             assert isinstance(waits, Standby), waits
-        told = [line for line in running.said if line.endswith("waiting for those who are away")]
-        assert len(told) == 1
-        assert told[0].startswith("step 0 of blocks.1 is lost at the hub (")
+        (damaged,) = events_of(run_config, CheckpointDamaged)
+        assert (damaged.step, damaged.layers) == (0, ["blocks.1"])
+        assert waits.text.startswith("the hub has lost blocks.1 of step 0 (")
+        assert waits.text.endswith("waiting for p1 to connect")
+        assert running.printed.count(waits.text) == 1
 
 
 def test_when_nothing_older_is_left_it_stops_and_names_the_layer(run_config):
@@ -246,7 +263,7 @@ def test_when_nothing_older_is_left_it_stops_and_names_the_layer(run_config):
         assert isinstance(answer, RestoreFiles)
         ended = ask_next(connection, running, left_generation=1, uploaded=answer.manifest)
         assert isinstance(ended, Finished)
-        assert ended.text.startswith("stopped: step 0 of blocks.1 is lost at the hub"), ended.text
+        assert ended.text.startswith("stopped: the hub has lost blocks.1 of step 0"), ended.text
         assert "there is no older checkpoint" in ended.text
         assert run_host.newest.path.exists(), "what is left stays where it is"
 
@@ -256,7 +273,7 @@ def test_a_hub_without_checkpoints_does_not_begin_anew_when_there_were_commits(r
         run_host = running.hub.run_host
         run_host.commit_log.append(Commit.of(state_of(run_host.newest.manifest), 1, {}))
     shutil.rmtree(run_host.checkpoints.folder)
-    with pytest.raises(UserError, match=r"no checkpoint is left .* and the run is not begun anew by itself"):
+    with pytest.raises(UserError, match=r"no complete checkpoint is left in .* to start a new run"):
         TrainingHost(run_config, None)
 
 
@@ -264,7 +281,7 @@ def test_a_hub_never_begins_anew_because_its_checkpoints_cannot_be_read(run_conf
     with running_hub(run_config, ("p0",)) as running:
         path = running.hub.run_host.newest.path
     (path / "manifest.json").write_text("{")
-    with pytest.raises(UserError, match=r"(?s)no checkpoint is left in .* and the run is not begun anew .*manifest"):
+    with pytest.raises(UserError, match=r"(?s)no complete checkpoint is left in .* to start a new run.*manifest"):
         TrainingHost(run_config, None)
 
 
@@ -294,7 +311,8 @@ def test_real_peers_bring_back_what_the_hub_has_lost_and_the_weights_are_those_o
 
     hub = programs("hub again", *arguments)
     bert = programs("bert again", "join", tmp_path / "bert")
-    hub.until(rf"(?s)step {int(newest.name[5:])} is whole again.* saved ")
+    repaired = wait_for_event(config, CheckpointRepaired, step=int(newest.name[5:]))
+    wait_for_event(config, Saved, after=repaired)
     stop_and_compare(hub, (anna, bert), config, run_config)
     assert f"resumed from {tmp_path}" in hub.printed
     assert re.search(r"resumed from \S*/(step-\d+)", hub.printed)[1] == newest.name, "that very commit"
@@ -317,12 +335,12 @@ def test_who_waits_is_told_for_whom_and_how_much_memory_is_missing(run_config):
             for connection in (first, second)
         ]
         assert all(isinstance(msgspec.msgpack.decode(each.result(PATIENCE), type=Answer), Assignment) for each in asked)
-        ask_as(second, "leave", LeaveRequest(incarnation="a"), RequestReply)
+        ask_as(second, "leave", LeaveRequest(incarnation="a"), LeaveReply)
         answer = ask_next(first, running, left_generation=1, report=for_two)
         assert isinstance(answer, Standby)
         expected = r"waiting for p1: the model needs [\d.]+ MB, and .* another machine with [\d.]+ kB would help"
         assert re.fullmatch(expected, answer.text), answer.text
-        assert answer.text in running.said
+        assert answer.text in running.printed
         assert running.hub.status().waits_for == answer.text
 
 
@@ -383,7 +401,9 @@ def test_a_hub_whose_disk_is_full_says_so_and_commits_again_when_there_is_room(r
         assert refused in ("", "the hub cannot write (No space left on device)")
         assert run_host.committed == 0
         answer = ask_next(connection, running, left_generation=1)
-        assert answer == Standby(text="the hub cannot go on (No space left on device): put that right there")
+        assert answer == Standby(
+            text="the hub cannot start a generation (No space left on device): its owner has to fix this"
+        )
 
         ballast.unlink()
         work = ask_next(connection, running, left_generation=1)
@@ -411,8 +431,8 @@ def test_a_peer_whose_disk_is_full_goes_on_and_the_next_commit_has_all(run_confi
         ]
         hub.until(r"step: +8 .*saved")
         fill(ballast)
-        hub.until(r"could not be saved|No space left")
+        failed = wait_for_event(config, SaveFailed)
         ballast.unlink()
-        hub.until(r"(?s)(could not be saved|No space left).* saved ")
+        wait_for_event(config, Saved, after=failed)
         stop_and_compare(hub, peers, config, run_config)
-    assert "generation 2" not in hub.printed, "nobody had to begin anew"
+    assert len(events_of(config, GenerationStarted)) == 1, "nobody had to begin anew"

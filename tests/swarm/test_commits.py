@@ -60,7 +60,7 @@ def test_what_is_there_is_not_asked_for_again_and_does_not_change():
     commit(commits, 4)
     assert tell(commits, "a", 1, state(4), "", 0.0) == "committed"
     assert (commits.complete, commits.pending_step) == (None, None)
-    with pytest.raises(UserError, match="step 4 is committed with other contents"):
+    with pytest.raises(UserError, match="step 4 is already committed with different contents"):
         tell(commits, "a", 1, state(4, samples_seen=0), "", 0.0)
     with pytest.raises(UserError, match="there is a newer checkpoint, of step 4"):
         tell(commits, "a", 1, state(3), "", 0.0)
@@ -71,7 +71,7 @@ def test_who_is_gone_before_it_told_keeps_nobody_busy():
     assert tell(commits, "a", 1, state(4), "", 0.0) == "begin"
     commits.drop_peer("b")
     assert commits.pending_step is None
-    with pytest.raises(UserError, match="b is gone, and its part with it"):
+    with pytest.raises(UserError, match="b left before uploading its part of step"):
         tell(commits, "a", 1, state(4), "", 0.0)
     commits.begin(2, ("a", "c"))
     assert tell(commits, "a", 2, state(8), "", 0.0) == "begin"
@@ -106,7 +106,7 @@ def test_files_of_one_that_is_gone_may_come_from_another_that_has_them():
         if "last" in files:
             assert commits.announce("a", 1, state(4), files, "", 0.0) == "send"
         else:
-            with pytest.raises(UserError, match="nobody who is there has last of step 4"):
+            with pytest.raises(UserError, match="no connected peer has last of step 4"):
                 commits.announce("a", 1, state(4), files, "", 0.0)
             assert commits.pending_step is None
 
@@ -114,7 +114,7 @@ def test_files_of_one_that_is_gone_may_come_from_another_that_has_them():
 @pytest.mark.parametrize(("peer", "generation"), [("c", 2), ("a", 1), ("a", 3)])
 def test_who_is_not_of_the_generation_is_not_heard(peer, generation):
     commits = ledger(generation=2)
-    with pytest.raises(UserError, match="not of this generation"):
+    with pytest.raises(UserError, match="not of the current generation"):
         tell(commits, peer, generation, state(4), "", 0.0)
     tell(commits, "a", 2, state(4), "", 0.0)
     assert not commits.expects("c", 4, "first", 0.0)
@@ -128,7 +128,7 @@ def test_who_is_not_of_the_generation_is_not_heard(peer, generation):
 def test_two_that_differ_make_no_commit(manifest_sha256):
     commits = ledger()
     tell(commits, "a", 1, state(4), "", 0.0)
-    with pytest.raises(UserError, match="another peer has told another checkpoint of step 4"):
+    with pytest.raises(UserError, match="another peer has announced different contents of step 4"):
         tell(commits, "b", 1, state(4, samples_seen=16 if manifest_sha256 else 1), manifest_sha256, 0.0)
     for file in ("first", "last"):
         commits.on_file_received("a", 4, file)
@@ -167,12 +167,12 @@ def test_what_the_hub_has_lost_is_taken_again_and_is_the_same_commit():
 def test_what_the_hub_has_lost_and_is_computed_otherwise_takes_its_place_and_says_so():
     first = commit(ledger(), 4)
     commits = ledger([first], newest=4, generation=2)
-    with pytest.raises(UserError, match="step 4 is committed with other contents"):
+    with pytest.raises(UserError, match="step 4 is already committed with different contents"):
         tell(commits, "a", 2, state(4, basis_version=2), "", 0.0)
     commits.roll_back(2)
     again = commit(commits, 4, generation=2, basis_version=2)
     assert again.replaces == first.sha256 != again.sha256
-    with pytest.raises(UserError, match="step 4 is committed with other contents"):
+    with pytest.raises(UserError, match="step 4 is already committed with different contents"):
         tell(commits, "a", 2, first.state, "", 0.0)
 
 
@@ -214,10 +214,10 @@ def test_a_log_that_is_wrong_before_its_end_is_not_used(tmp_path):
     path = tmp_path / "commits.jsonl"
     line = msgspec.json.encode(Commit.of(state(2), 1, {})) + b"\n"
     path.write_bytes(b"{}\n" + line)
-    with pytest.raises(UserError, match=r"line 1 of .* cannot be read"):
+    with pytest.raises(UserError, match=r"line 1 of .* is damaged"):
         CommitLog(path)
     path.write_bytes(line + line)
-    with pytest.raises(UserError, match=r"line 2 of .* commits step 2 again"):
+    with pytest.raises(UserError, match=r"line 2 of .* commits step 2 a second time"):
         CommitLog(path)
     path.write_bytes(line + bytes(50))
     assert CommitLog(path).history.last.step == 2

@@ -338,19 +338,19 @@ def test_a_file_that_changes_while_it_is_fetched(hub, connection, tmp_path, chan
         if done == MIB:
             (hub.folder / "data.bin").write_bytes(changed)
 
-    with pytest.raises(FileTransferError, match="fetch it again"):
+    with pytest.raises(FileTransferError, match="download it again"):
         fetch(connection, "data.bin", tmp_path / "got", progress=change, window=1, **promised)
     assert names(tmp_path) == ["data.bin"]
 
 
 def test_a_wrong_hash_is_not_kept(hub, connection, tmp_path):
     promised = offer(hub, content(MIB + 3)) | {"sha256": sha256(b"other")}
-    with pytest.raises(FileTransferError, match="another sha256"):
+    with pytest.raises(FileTransferError, match="wrong sha256"):
         fetch(connection, "data.bin", tmp_path / "got", **promised)
     assert names(tmp_path) == ["data.bin"]
     hub.expected["pushed"] = content(MIB + 3, "other")
     (tmp_path / "source").write_bytes(content(MIB + 3))
-    with pytest.raises(FileTransferError, match="another sha256"):
+    with pytest.raises(FileTransferError, match="wrong sha256"):
         push(connection, tmp_path / "source", "pushed", seconds=LIMIT)
     assert names(hub.folder) == ["data.bin"]
     assert not hub.kept
@@ -397,7 +397,7 @@ def test_a_name_that_leads_out_is_refused_even_if_the_hub_would_give_it(hub, con
 def test_a_file_of_another_size_is_refused_before_it_is_sent(hub, connection, tmp_path):
     (tmp_path / "source").write_bytes(bytes(3 * MIB))
     hub.expected["pushed"] = bytes(MIB)
-    with pytest.raises(FileTransferError, match=f"expects a file of {MIB} bytes, and ours has {3 * MIB}"):
+    with pytest.raises(FileTransferError, match=f"expects {MIB} bytes, and the file has {3 * MIB}"):
         push(connection, tmp_path / "source", "pushed", seconds=LIMIT)
     assert len(hub.asked) == 1
 

@@ -5,8 +5,16 @@ import pytest
 
 from tests.swarm.commits import wait_until
 from tests.swarm.hubs import ask_as, ask_next, begin_generation, next_request, running_hub
-from thinpipe.core.events import GenerationStarted, HubEvent, PeerJoined, PeerLeft, Skipped, read_events
-from thinpipe.swarm.protocol.messages import EventReport, LeaveRequest, RequestReply
+from thinpipe.core.events import (
+    GenerationEnded,
+    GenerationStarted,
+    HubEvent,
+    PeerJoined,
+    PeerLeft,
+    Skipped,
+    read_events,
+)
+from thinpipe.swarm.protocol.messages import EventReport, LeaveReply, LeaveRequest
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -25,23 +33,33 @@ def test_who_comes_computes_and_goes_is_in_the_log(run_config):
         place = next(peer for peer in assembled.peers if peer.name == "p0")
         assert (place.device, place.flops, place.memory_nbytes) == ("cpu", 1e9, 1 << 40)
         assert (place.up_bps, place.down_bps, place.latency_s) == (1e9, 1e9, 0.01)
-        ask_as(second, "leave", LeaveRequest(incarnation="a"), RequestReply)
+        ask_as(second, "leave", LeaveRequest(incarnation="a"), LeaveReply)
         with running.connection("p0", incarnation="b") as again:
             again.submit("next", next_request(running, incarnation="b"), seconds=20)
             wait_until(lambda: isinstance(told(run_config)[-1], PeerJoined), seconds=120)
             events = told(run_config)
     who = [(type(event), getattr(event, "peer", None)) for event in events if isinstance(event, HubEvent)]
     assert sorted(who[:2], key=str) == [(PeerJoined, "p0"), (PeerJoined, "p1")]
-    assert who[2:] == [(GenerationStarted, None), (PeerLeft, "p1"), (PeerLeft, "p0"), (PeerJoined, "p0")]
+    assert who[2:] == [
+        (GenerationStarted, None),
+        (PeerLeft, "p1"),
+        (GenerationEnded, "p1"),
+        (PeerLeft, "p0"),
+        (PeerJoined, "p0"),
+    ]
     gone = [event for event in events if isinstance(event, PeerLeft)]
-    assert [(event.generation, event.reason) for event in gone] == [(1, "p1 has left"), (0, "p0 was started again")]
+    assert [(event.cause, event.reason) for event in gone] == [("left", "p1 left"), ("restarted", "p0 was restarted")]
+    (ended,) = [event for event in events if isinstance(event, GenerationEnded)]
+    assert (ended.generation, ended.step, ended.cause) == (1, 0, "left")
+    assert "p1 left: regrouping from step 0" in running.printed
+    assert "p1 left" not in running.printed, "it is said once"
 
 
 def test_a_peer_cannot_tell_what_only_the_hub_knows(run_config):
     with running_hub(run_config, ("p0",)) as running, running.connection("p0") as connection:
         assert ask_next(connection, running).generation == 1
         for event in (
-            PeerLeft(step=0, generation=1, peer="p0", reason="a lie"),
+            PeerLeft(step=0, peer="p0", cause="left", reason="a lie"),
             Skipped(step=1, loss=None, culprit="loss"),
         ):
             connection.publish(

@@ -22,16 +22,18 @@ from thinpipe.swarm.protocol.file_messages import BeginWrite, ReadChunk, ReadRep
 from thinpipe.swarm.protocol.keys import KeyPair
 from thinpipe.swarm.protocol.messages import (
     AdminRequest,
+    AnnouncementReply,
     Answer,
     Assignment,
     CheckpointAnnouncement,
     EventReport,
     JoinAnswer,
     JoinRequest,
+    LeaveReply,
     LeaveRequest,
+    ReadyReply,
     ReadyRequest,
     Refused,
-    RequestReply,
     Standby,
     TokensRequest,
 )
@@ -135,10 +137,10 @@ EXPECTED = {
     "store": StoreReply,
     "read_file": ReadReply,
     "write_file": WriteReply,
-    "checkpoint": RequestReply,
-    "ready": RequestReply,
+    "checkpoint": AnnouncementReply,
+    "ready": ReadyReply,
     "next": Answer,
-    "leave": RequestReply,
+    "leave": LeaveReply,
 }
 """What may come back; of the line and of tokens come bytes, of the others nothing."""
 
@@ -201,7 +203,7 @@ def test_no_request_of_a_member_keeps_the_hub_from_answering_others(run_config):
             assert honest.request("probe", msgspec.msgpack.encode(Probe(answer_nbytes=5)), seconds=PATIENCE)
             assert isinstance(ask_next(honest, running, left_generation=1), Standby | Assignment)
             assert "p1" in running.hub.membership.present
-        assert not any("\x1b" in line for line in running.said)
+        assert not any("\x1b" in line for line in running.printed)
 
 
 def test_no_request_of_a_newcomer_ends_the_hub(run_config):
@@ -233,9 +235,9 @@ def test_no_request_of_a_newcomer_ends_the_hub(run_config):
 
         told, answer = asyncio.run(join())
         assert [refusal.partition(":")[0] for refusal in told] == [
-            "this key cannot be used",
-            "this key cannot be used",
-            f"you compute with numerics version 0 and the hub with {NUMERICS_VERSION}",
+            "the key is invalid or in use by another peer",
+            "the key is invalid or in use by another peer",
+            f"this machine has numerics version 0 and the hub {NUMERICS_VERSION}",
         ]
         assert (answer.name, answer.refusal) == ("p2", "")
         assert msgspec.msgpack.decode(honest.request("status", b"", seconds=PATIENCE), type=Status)
@@ -289,9 +291,9 @@ def test_one_that_hears_of_the_same_generation_twice_does_not_undo_what_arrives(
                 first,
                 "checkpoint",
                 CheckpointAnnouncement(generation=1, manifest=manifest, files=list(newest.files)),
-                RequestReply,
+                AnnouncementReply,
             )
-            == RequestReply()
+            == AnnouncementReply()
         )
         file, entry = next(iter(newest.files.items()))
         data = (running.hub.run_host.newest.path / file).read_bytes()
@@ -307,5 +309,5 @@ def test_a_hub_that_wants_to_write_beside_our_folder_is_refused(run_config, tmp_
         config = replace(run_config, job=JobConfig(dump_folder=tmp_path / "peer"))
         for name in ("tokenizer/../../profile", "/etc/profile", "run.toml"):
             remote_run = RemoteRun(connection, msgspec.structs.replace(assignment, tokenizer=[name]), config, print)
-            with closing(remote_run), pytest.raises(UserError, match="the hub wants to write to"):
+            with closing(remote_run), pytest.raises(UserError, match="do not trust this hub"):
                 remote_run.fetch((), ())

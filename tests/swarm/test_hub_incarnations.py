@@ -3,10 +3,11 @@
 import asyncio
 import time
 
-from tests.programs import PATIENCE, run_to_end
+from tests.programs import PATIENCE, events_of, run_to_end, wait_for_event
 from tests.swarm.commits import wait_until
 from tests.swarm.hubs import ask_as, ask_next, running_hub
-from thinpipe.swarm.protocol.messages import Assignment, LeaveRequest, RequestReply
+from thinpipe.core.events import GenerationEnded, PeerJoined, PeerLeft
+from thinpipe.swarm.protocol.messages import Assignment, LeaveReply, LeaveRequest
 
 
 def test_a_program_that_another_has_followed_neither_sends_heartbeats_nor_leaves_for_it(run_config):
@@ -17,10 +18,11 @@ def test_a_program_that_another_has_followed_neither_sends_heartbeats_nor_leaves
         assert ask_next(hanging, running, incarnation="a").generation == 1
         with running.connection("p0", incarnation="b") as second:
             assert ask_next(second, running, incarnation="b").generation == 2
-            ask_as(hanging, "leave", LeaveRequest(incarnation="a"), RequestReply)
+            ask_as(hanging, "leave", LeaveRequest(incarnation="a"), LeaveReply)
             time.sleep(11)
-            assert running.hub.generations.is_active("p0", 2), "its own heart is heard"
-        wait_until(lambda: "generation 2 is over: p0 is lost: nothing was heard of it" in running.said)
+            assert running.hub.generations.is_active("p0", 2), "its own heartbeats arrive"
+        ended = wait_for_event(run_config, GenerationEnded, generation=2)
+        assert (ended.cause, ended.peer) == ("no_heartbeat", "p0")
         assert hanging.request("status", b"", seconds=PATIENCE), "the other one is connected all the time"
 
 
@@ -31,7 +33,7 @@ def test_who_only_looks_does_not_keep_a_peer_alive(run_config):
     ):
         with running.connection("p0") as connection:
             assert isinstance(ask_next(connection, running), Assignment)
-        wait_until(lambda: "p0 is lost: nothing was heard of it" in running.said)
+        assert wait_for_event(run_config, PeerLeft, peer="p0").cause == "no_heartbeat"
         assert looking.request("status", b"", seconds=PATIENCE)
 
 
@@ -43,12 +45,10 @@ def test_a_folder_has_one_program_which_is_followed_at_once_when_it_is_killed(ru
         code, printed = run_to_end("join", tmp_path / "anna")
         assert code == 2
         assert f"{tmp_path / 'anna'} is in use by another `thinpipe join`" in printed
-        assert "end that one first" in printed
         assert running.hub.membership.present == ["anna"], "nobody was disturbed"
-        assert not [line for line in running.said if "lost" in line or "left" in line]
+        assert events_of(run_config, PeerLeft) == []
 
         first.stop()  # SIGKILL
         second = programs("anna again", "join", tmp_path / "anna")
-        second.until("you are anna")
-        wait_until(lambda: running.said.count("anna is there") == 2)
+        wait_until(lambda: len(events_of(run_config, PeerJoined)) == 2)
         second.stop()

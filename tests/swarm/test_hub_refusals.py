@@ -5,19 +5,22 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 import thinpipe
-from tests.programs import files_of, hub_arguments, invites_of, run_to_end
+from tests.programs import events_of, files_of, hub_arguments, invites_of, run_to_end
 from tests.swarm.commits import wait_until
 from tests.swarm.hub.test_training_host import flipped_bit, hashes_at_a_peer
 from tests.swarm.hubs import ask_as, begin_generation, running_hub
 from tests.swarm.test_checkpoint_copies import fill, small_disk
 from thinpipe.config.run import JobConfig
 from thinpipe.config.toml import dump_toml
-from thinpipe.core.numerics import NUMERICS_VERSION
+from thinpipe.core.events import GenerationEnded
+from thinpipe.core.numerics import NUMERICS_VERSION, numerics, numerics_mismatch
 from thinpipe.models.model import make_space
 from thinpipe.plan.segment_costs import segment_costs, segment_needs, shared_nbytes
 from thinpipe.subspace.basis import Basis
-from thinpipe.swarm.protocol.messages import ReadyRequest, RequestReply
+from thinpipe.swarm.protocol.messages import ReadyReply, ReadyRequest
 from thinpipe.train.trainer import Trainer
 
 
@@ -47,11 +50,8 @@ def test_other_numerics_a_second_hub_and_too_little_memory(run_config, programs,
     line = f"NUMERICS_VERSION = {NUMERICS_VERSION}\n"
     other = changed_copy(tmp_path / "other", line, f"NUMERICS_VERSION = {NUMERICS_VERSION + 1}\n")
     code, printed = run_to_end("join", invite, "--folder", tmp_path / "anna", path=other)
-    assert (code, " ".join(printed.split())) == (
-        2,
-        f"thinpipe: the hub refused: you compute with numerics version {NUMERICS_VERSION + 1} and the hub with "
-        f"{NUMERICS_VERSION}: install the hub's version of thinpipe, {thinpipe.__version__}",
-    )
+    refusal = numerics_mismatch(msgspec.structs.replace(numerics(), version=NUMERICS_VERSION + 1), numerics())
+    assert (code, " ".join(printed.split())) == (2, f"thinpipe: the hub refused: {refusal}")
 
     code, printed = run_to_end(*hub_arguments(tmp_path / "run.toml", 1))
     assert (code, "is in use by another hub" in printed) == (2, True), printed
@@ -75,9 +75,9 @@ def test_other_numerics_a_second_hub_and_too_little_memory(run_config, programs,
     assert files_of(run_host, 12) == files_of(alone, 12)
 
     # the hub is gone now: who comes back tries for as long as it was told to
-    code, printed = run_to_end("join", tmp_path / "anna", "--patience-seconds", 1)
+    code, printed = run_to_end("join", tmp_path / "anna", "--reconnect-timeout-seconds", 1)
     assert code == 1, printed
-    assert "nothing was heard of the hub" in printed
+    assert "giving up, because the hub has not answered for" in printed
 
 
 def test_a_peer_with_another_basis_is_refused_before_it_computes(run_config):
@@ -86,20 +86,23 @@ def test_a_peer_with_another_basis_is_refused_before_it_computes(run_config):
         run_host = running.hub.run_host
         good = hashes_at_a_peer(run_host, work)
         bad = good | {"basis": Basis(flipped_bit(make_space(run_host.model).basis.matrix_DK)).hash}
-        assert ask_as(first, "ready", ReadyRequest(generation=1, hashes=good), RequestReply) == RequestReply()
+        assert ask_as(first, "ready", ReadyRequest(generation=1, hashes=good), ReadyReply) == ReadyReply()
         over = []
         cancel = first.subscribe_broadcast("generation_over", over.append)
-        words = f"basis is {bad['basis']} there and {good['basis']} at the hub: it must be the same"
-        assert ask_as(second, "ready", ReadyRequest(generation=1, hashes=bad), RequestReply) == RequestReply(
-            refusal=words
-        )
+        refusal = run_host.compare_hashes(bad)
+        assert bad["basis"] in refusal
+        reply = ask_as(second, "ready", ReadyRequest(generation=1, hashes=bad), ReadyReply)
+        assert reply == ReadyReply(refusal=refusal)
         assert running.hub.membership.present == ["p0"]
         assert running.hub.membership.current is None
-        assert ask_as(first, "ready", ReadyRequest(generation=1, hashes=good), RequestReply) == RequestReply(
+        assert ask_as(first, "ready", ReadyRequest(generation=1, hashes=good), ReadyReply) == ReadyReply(
             generation_over=True
         )
         wait_until(lambda: over)
-        assert over == [f"1 p1 was refused: {words}".encode()]
+        (ended,) = events_of(run_config, GenerationEnded)
+        assert (ended.generation, ended.cause, ended.peer) == (1, "refused", "p1")
+        assert over == [f"1 {ended.reason}".encode()]
+        assert refusal in ended.reason
         cancel()
 
 
@@ -108,7 +111,7 @@ def test_a_hub_on_a_full_disk_waits_for_room(run_config, programs, tmp_path):
     with small_disk(run_host.job.dump_folder, 64 << 20) as ballast:
         fill(ballast)
         hub = programs("hub", *hub_arguments(tmp_path / "run.toml", 1))
-        hub.until("is full .* make room for at least .* the hub waits for it")
+        hub.until("is full .* free at least .* the hub waits until then")
         assert hub.process.poll() is None
         ballast.unlink()
         assert len(invites_of(hub)) == 1

@@ -39,7 +39,7 @@ def test_peers_are_told_to_wait_while_the_hub_reads(run_config):
                 for connection in (first, second):
                     answer = ask_next(connection, running, left_generation=1)
                     assert isinstance(answer, Standby)
-                    assert answer.text == "the hub reads step 0 to see whether it is whole"
+                    assert answer.text == "the hub verifies the checkpoint of step 0"
             assert running.hub.status().waits_for == answer.text
         finally:
             go_on.set()
@@ -58,7 +58,7 @@ def test_nothing_is_read_again_while_a_generation_cannot_begin(run_config):
         for _ in range(2):
             answer = ask_next(connection, running, left_generation=1)
             assert isinstance(answer, Standby)
-            assert answer.text.startswith("the hub cannot go on"), answer.text
+            assert answer.text.startswith("the hub cannot start a generation"), answer.text
         assert len(looks) == 1
         number.rmdir()
         assert isinstance(ask_again(connection, running, left_generation=1), Assignment)

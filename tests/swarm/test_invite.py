@@ -42,5 +42,5 @@ def test_what_is_no_invite_says_where_to_find_one(line):
 def test_an_invite_of_another_version_says_so(invite):
     old = invite.line().replace("thinpipe2:", "thinpipe1:")
     assert Invite.is_invite(old)
-    with pytest.raises(UserError, match=r"'thinpipe1:' and ours with 'thinpipe2:': .* another version of thinpipe"):
+    with pytest.raises(UserError, match=r"begins with 'thinpipe1:', .* reads 'thinpipe2:': install the hub's"):
         Invite.read(old)

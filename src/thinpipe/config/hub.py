@@ -79,8 +79,8 @@ class JoinConfig:
     """Device to compute on: auto, cpu, cuda or cuda:N."""
     memory: str | None = None
     """Maximum memory to use, for example 12GB. Default: the free memory."""
-    patience_seconds: float = 600.0
-    """Seconds to keep trying while the hub cannot be reached."""
+    reconnect_timeout_seconds: float = 600.0
+    """Seconds to keep trying to connect while the hub cannot be reached; then the program ends with exit code 1."""
     address: str | None = None
     """Address at which to connect to the hub, in place of the invite's: for example 127.0.0.1 on the hub's own
     machine, or its address in the local network."""

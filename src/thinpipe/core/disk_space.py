@@ -30,8 +30,8 @@ def wait_for_disk_space(folder: Path, print_line: Callable[[str], None], *, who:
     while (free := shutil.disk_usage(folder).free) < _MIN_FREE_NBYTES:
         if not warned:
             print_line(
-                f"the disk of {folder} is full ({free / 1e6:.1f} MB free): make room for at least "
-                f"{_MIN_FREE_NBYTES / 1e6:.0f} MB and for the checkpoints; {who} waits for it"
+                f"the disk of {folder} is full ({free / 1e6:.1f} MB free): free at least "
+                f"{_MIN_FREE_NBYTES / 1e6:.0f} MB, plus space for the checkpoints; {who} waits until then"
             )
         warned = True
         time.sleep(_POLL_SECONDS)

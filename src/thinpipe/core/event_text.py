@@ -5,10 +5,14 @@ from collections.abc import Sequence
 from thinpipe.core.events import (
     AnyEvent,
     BasisChanged,
+    CheckpointDamaged,
+    CheckpointRepaired,
+    GenerationEnded,
     GenerationStarted,
     PeerJoined,
     PeerLeft,
     Retried,
+    RolledBack,
     Saved,
     SaveFailed,
     Skipped,
@@ -19,9 +23,9 @@ from thinpipe.core.events import (
 )
 
 _STOP_ADVICE = {
-    "not_finite": " (three steps in a row). The last checkpoint is good, but repeats itself exactly: "
-    "lower optimizer.lr or training.max_norm and run the same command",
-    "not_saved": ". The last checkpoint is older than the run: free disk space and run the same command",
+    "not_finite": " (three skipped steps in a row). Resuming from the last checkpoint computes the same steps again: "
+    "lower optimizer.lr or training.max_norm, then run the same command",
+    "not_saved": " (the last checkpoint is older than the last step): free disk space and run the same command",
 }
 
 
@@ -43,7 +47,7 @@ def format_event(event: AnyEvent) -> str:
                 f"lr: {event.lr:.2e}  tps: {event.tokens_per_second:,.0f}{_links(event)}"
             )
         case Retried():
-            return f"retried: {event.culprit} {event.reason}, from {event.sender}"
+            return f"retried: {event.culprit} {event.reason}, from {event.sender}; no weight changed"
         case Skipped():
             sender = f", from {event.sender}" if event.sender else ""
             return f"skipped: {event.culprit} {event.reason}{sender}; no weight changed"
@@ -61,16 +65,30 @@ def format_event(event: AnyEvent) -> str:
         case Saved():
             return f"saved {event.path} ({event.nbytes / 1e6:.1f} MB, {event.seconds:.1f} s)"
         case SaveFailed():
-            return f"could not save: {event.reason}; older checkpoints stay"
+            return f"could not save: {event.reason}; older checkpoints are kept"
         case Stopped():
             return f"stopped: {event.reason}{_STOP_ADVICE.get(event.reason, '')}"
         case GenerationStarted():
             places = ", ".join(f"{peer.name} ({_span(peer.segments)})" for peer in event.peers)
-            return f"generation {event.generation} starts: {places}"
+            slowest = f"; slowest part: {event.bottleneck}" if event.bottleneck else ""
+            return f"generation {event.generation} starts from step {event.step}: {places}{slowest}"
+        case GenerationEnded():
+            if event.interrupts:
+                return f"{event.reason}: regrouping from step {event.step}"
+            return f"generation {event.generation} ended: {event.reason}"
         case PeerJoined():
             return f"{event.peer} joined"
         case PeerLeft():
             return event.reason
+        case CheckpointDamaged():
+            return f"{event.reason}: asking all connected peers for copies"
+        case CheckpointRepaired():
+            return f"the hub has all files of step {event.step} again"
+        case RolledBack():
+            return (
+                f"{event.reason}: going back from step {event.lost_step} to step {event.step}; the remaining files of "
+                f"step {event.lost_step} are in {event.folder}"
+            )
 
 
 def _number(value: float | None) -> str:

@@ -173,14 +173,36 @@ class PeerAssignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationStarted(Event, frozen=True, kw_only=True, tag="generation_started"):
-    """A generation of a hub's run started: the set of peers that compute together until one of them is lost or the
-    assignment changes. Peers that are not listed are standbys."""
+    """A generation of a hub's run started: the set of peers that compute together until `GenerationEnded`. Peers that
+    are not listed are standbys."""
 
     generation: int
     step: int
     """Step of the commit from which the generation continues."""
     peers: list[PeerAssignment]
     """Peers in pipeline order."""
+    bottleneck: str = ""
+    """Slowest part of the pipeline according to the measurements, in words."""
+
+
+class GenerationEnded(Event, frozen=True, kw_only=True, tag="generation_ended"):
+    """A generation of a hub's run ended: its peers stop computing, and the hub forms the next generation."""
+
+    generation: int
+    step: int
+    """Step of the newest commit, from which the next generation continues unless a newer commit is completed."""
+    cause: str
+    """A cause of `PeerLeft`, if a peer of the generation left; otherwise failed (a peer reported an error), deadlock,
+    rebalance (standbys can take part), not_saved, not_finite, stopped (by the hub's owner) or finished."""
+    peer: str = ""
+    """Peer that caused the end; empty if no single peer did."""
+    reason: str
+    """Cause in words, with the name of the peer."""
+
+    @property
+    def interrupts(self) -> bool:
+        """False if the run ends with the generation: it is finished, has diverged or was stopped by the hub's owner."""
+        return self.cause not in ("finished", "not_finite", "stopped")
 
 
 class PeerJoined(Event, frozen=True, kw_only=True, tag="peer_joined"):
@@ -196,16 +218,50 @@ class PeerLeft(Event, frozen=True, kw_only=True, tag="peer_left"):
 
     step: int
     """Step of the newest commit."""
-    generation: int
-    """Generation that ended because the peer left; 0 if the peer was not computing."""
     peer: str
+    cause: str
+    """One of left, restarted, disconnected, no_heartbeat, stalled, unresponsive (heartbeats arrive, but no request),
+    refused (other settings or data), accused (by other peers, of sending bad values) and kicked (by the hub's
+    owner)."""
     reason: str
-    """Complete sentence for people, including the peer's name."""
+    """Cause in words, with the name of the peer."""
+
+
+class CheckpointDamaged(Event, frozen=True, kw_only=True, tag="checkpoint_damaged"):
+    """Files of the hub's newest commit are missing or damaged, and the hub asks the peers for copies."""
+
+    step: int
+    """Step of the commit."""
+    layers: list[str]
+    """Layers whose files are missing or damaged."""
+    reason: str
+    """The layers and the peers that hold copies, in words."""
+
+
+class CheckpointRepaired(Event, frozen=True, kw_only=True, tag="checkpoint_repaired"):
+    """The hub has all files of its newest commit again."""
+
+    step: int
+
+
+class RolledBack(Event, frozen=True, kw_only=True, tag="rolled_back"):
+    """No present peer has the missing files of the newest commit: the run continues from an older commit."""
+
+    step: int
+    """Step of the older commit."""
+    lost_step: int
+    """Step of the commit that was given up."""
+    reason: str
+    """The missing layers and the peers that hold copies, in words."""
+    folder: str
+    """Folder with the remaining files of the commit that was given up."""
 
 
 TrainingEvent = Started | Step | Retried | Skipped | Validated | BasisChanged | Saved | SaveFailed | Stopped
 """Events that a training process writes, or sends to its hub."""
-HubEvent = GenerationStarted | PeerJoined | PeerLeft
+HubEvent = (
+    GenerationStarted | GenerationEnded | PeerJoined | PeerLeft | CheckpointDamaged | CheckpointRepaired | RolledBack
+)
 """Events that only a hub writes; the hub rejects them from peers."""
 AnyEvent = TrainingEvent | HubEvent
 

@@ -33,13 +33,13 @@ def numerics() -> Numerics:
     return Numerics(version=NUMERICS_VERSION, torch=version("torch").partition("+")[0])
 
 
-def why_other_numbers(peer: Numerics, hub: Numerics) -> str:
+def numerics_mismatch(peer: Numerics, hub: Numerics) -> str:
     """Message for the peer's user if peer and hub have incompatible numerics; empty if they are compatible."""
     if peer.version != hub.version:
         return (
-            f"you compute with numerics version {peer.version} and the hub with {hub.version}: install the hub's "
-            f"version of thinpipe, {thinpipe.__version__}"
+            f"this machine has numerics version {peer.version} and the hub {hub.version}: install the hub's version of "
+            f"thinpipe, {thinpipe.__version__}"
         )
     if peer.torch != hub.torch:
-        return f"you compute with torch {peer.torch} and the hub with {hub.torch}: install torch {hub.torch}"
+        return f"this machine has torch {peer.torch} and the hub {hub.torch}: install torch {hub.torch}"
     return ""

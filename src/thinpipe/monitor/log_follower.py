@@ -1,5 +1,6 @@
 """Follows the event log of a run: waits for it to exist, reads it as it grows, and starts over if it is replaced."""
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ from thinpipe.core.log_tail import Tail
 from thinpipe.core.run_folder import events_path
 from thinpipe.monitor.state import RunState
 
+_LOG = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 _EVENTS: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
@@ -39,5 +41,6 @@ class LogFollower:
         except msgspec.ValidationError:
             self.unknown += 1
             return None
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):  # truncated or damaged
+            _LOG.info("%s: skipped a damaged line of %d bytes", self.path, len(line))
             return None

@@ -49,7 +49,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     """Last step before the interruption."""
     seconds: float
-    """Seconds from the departure of the peer to the end of the next step."""
+    """Seconds from the end of the generation to the end of the next step."""
     lost_steps: int
     """Number of steps that were computed again."""
     reason: str

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from thinpipe.core.event_text import format_event
 from thinpipe.core.events import (
     AnyEvent,
+    GenerationEnded,
     GenerationStarted,
     PeerAssignment,
     PeerJoined,
@@ -39,8 +40,8 @@ class RunState:
         self._present: dict[str, None] = {}
         self._notes: deque[Note] = deque(maxlen=_NOTES)
         self._recoveries: deque[Recovery] = deque(maxlen=_RECOVERIES)
-        self._interrupted_by: PeerLeft | None = None
-        """The departure that ended the generation, until a step is finished again."""
+        self._interrupted_by: GenerationEnded | None = None
+        """End of the last generation, until a step is finished again."""
 
     def on_event(self, event: AnyEvent) -> None:
         self.last_event_s = event.time_s
@@ -56,8 +57,10 @@ class RunState:
                 self.rolling_stats = RollingStats()
             case PeerJoined():
                 self._present[event.peer] = None
-            case PeerLeft():
-                self._on_peer_left(event)
+            case PeerLeft() if self.state != "finished":  # peers that leave a finished run are not lost
+                self._present.pop(event.peer, None)
+            case GenerationEnded() if event.interrupts:
+                self._interrupted_by, self.state = event, "recovering"
             case Validated():
                 if event.loss is not None:
                     self.validations.add(event.step, event.loss)
@@ -76,13 +79,6 @@ class RunState:
         except (tomllib.TOMLDecodeError, AttributeError, TypeError, ValueError):  # from a peer or another version
             self.steps = 0
 
-    def _on_peer_left(self, event: PeerLeft) -> None:
-        if self.state == "finished":  # peers that leave a finished run are not lost
-            return
-        self._present.pop(event.peer, None)
-        if event.generation:
-            self._interrupted_by, self.state = event, "recovering"
-
     def _stepped(self, event: Step) -> None:
         self.state = "running"
         if self._interrupted_by is not None and self.last is not None:
@@ -91,7 +87,7 @@ class RunState:
             reason = printable(self._interrupted_by.reason)
             self._recoveries.append(Recovery(step=self.last.step, seconds=seconds, lost_steps=lost, reason=reason))
             again = f", {lost} step(s) computed again" if lost else ""
-            text = f"goes on after {format_duration_ceil(seconds)}{again}"
+            text = f"training continues after {format_duration_ceil(seconds)}{again}"
             self._notes.append(Note(time_s=event.time_s, step=event.step, kind="recovered", text=text))
         self._interrupted_by, self.last = None, event
         self.curve.add(event.step, event.loss)

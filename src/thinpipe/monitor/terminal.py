@@ -42,9 +42,9 @@ def _head(snapshot: Snapshot, now_s: float) -> Text:
     silent = now_s - snapshot.last_event_s if snapshot.last_event_s is not None else 0.0
     state, style = snapshot.state, {"running": "green", "finished": "blue"}.get(snapshot.state, "yellow")
     if snapshot.last_event_s is None:
-        state = "waiting: nothing is in the log yet"
+        state = "waiting for the first event"
     elif snapshot.state == "running" and silent > snapshot.stale_after_s:
-        state, style = f"nothing heard for {format_duration_ceil(silent)}", "yellow"
+        state, style = f"no event for {format_duration_ceil(silent)}", "yellow"
     return Text.assemble((snapshot.run, "bold"), "  ", (state, style))
 
 
@@ -63,7 +63,7 @@ def figures(snapshot: Snapshot) -> Iterable[str]:
     if snapshot.compression is not None:
         yield f"{snapshot.compression:.1f} times fewer bytes than dense bf16"
     if snapshot.bubble is not None:
-        yield f"{snapshot.bubble:.0%} of the time is waiting, slowest: {snapshot.slowest}"
+        yield f"bubble {snapshot.bubble:.0%}, slowest: {snapshot.slowest}"
     if snapshot.generation:
         yield f"generation {snapshot.generation}, {len(snapshot.recoveries)} recoveries"
 

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import logging
 import re
 import sys
 import time
@@ -26,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from thinpipe.monitor.log_follower import POLL_SECONDS, LogFollower
 from thinpipe.monitor.snapshot import Snapshot
 
+_LOG = logging.getLogger(__name__)
 _KEEPALIVE_SECONDS = 15.0
 _SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
 
@@ -75,10 +77,11 @@ class Page:
         try:
             news = bool(self._follower.poll())
         except Exception as error:
-            trouble = f"{type(error).__name__}: {error}"
-            if trouble != self._last_error:
-                print(f"thinpipe: the page could not read the log: {trouble}", file=sys.stderr)
-            self._last_error = trouble
+            problem = f"{type(error).__name__}: {error}"
+            if problem != self._last_error:
+                print(f"thinpipe: the web page cannot read the event log: {problem}", file=sys.stderr)
+                _LOG.warning("cannot read %s", self._follower.path, exc_info=True)
+            self._last_error = problem
             return False
         self._last_error = ""
         return news
@@ -105,7 +108,7 @@ class Page:
                     async with asyncio.timeout(_KEEPALIVE_SECONDS), self._changed:
                         await self._changed.wait_for(lambda seen=seen: self._version != seen)  # type: ignore[misc]
                 except TimeoutError:
-                    yield b": still here\n\n"
+                    yield b": keep-alive\n\n"
 
 
 def _policy(html: str) -> str:

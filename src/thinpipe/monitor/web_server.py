@@ -25,7 +25,7 @@ def serving(folder: Path, host: str = LOOPBACK, port: int = 0) -> Iterator[str]:
 def serve_until_stopped(folder: Path, host: str, port: int) -> int:
     """Serves the page until Ctrl+C (KeyboardInterrupt); returns exit code 1 if the server ends by itself."""
     with _serve_in_thread(folder, host, port) as (address, thread):
-        print(f"the page of {folder} is at {address} (Ctrl+C ends it)", flush=True)
+        print(f"the web page of {folder} is at {address}; Ctrl+C stops it", flush=True)
         while thread.is_alive():
             thread.join(_POLL_SECONDS)  # on Windows a join without timeout ignores Ctrl+C
     return 1
@@ -34,7 +34,7 @@ def serve_until_stopped(folder: Path, host: str, port: int) -> int:
 @contextmanager
 def _serve_in_thread(folder: Path, host: str, port: int) -> Iterator[tuple[str, threading.Thread]]:
     for module in ("starlette", "uvicorn"):
-        require_extra(module, extra="dashboard", what="the page")
+        require_extra(module, extra="dashboard", what="the web page")
     import uvicorn
 
     from thinpipe.monitor.web import Page
@@ -59,6 +59,8 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise UserError(f"the page cannot be served at {host}:{port} ({error.strerror}): choose another port") from None
+        raise UserError(
+            f"the web page cannot be served at {host}:{port} ({error.strerror}): choose another port"
+        ) from None
     with listener:
         yield listener

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinpipe.config.hub import UpConfig
-from thinpipe.swarm.hub.command import POLL_SECONDS, host, plain_console
+from thinpipe.core.program_output import plain_console
+from thinpipe.swarm.hub.command import POLL_SECONDS, host
 from thinpipe.swarm.hub.server import Hub
 from thinpipe.swarm.protocol.messages import EXIT_TEMPFAIL
 
@@ -33,8 +34,8 @@ def up(config: UpConfig) -> int:
                 invite = str(home) if (home / "identity.toml").exists() else (await hub.admission.invite()).line()
                 peers.append(_join(invite, home, threads=max(1, (os.cpu_count() or 1) // config.peers)))
             console.print(
-                f"{config.peers} peers, which write into {folder}/*/output.log; thinpipe status "
-                f"{config.job.dump_folder} shows them"
+                f"started {config.peers} peers, whose output is in {folder}/*/output.log; `thinpipe status "
+                f"{config.job.dump_folder}` shows their state"
             )
             watchers.append(asyncio.create_task(_watch_peers(peers, hub, console.print)))
 
@@ -63,7 +64,7 @@ class LocalPeer:
         return next((line for line in reversed(words) if line.strip()), f"exit code {code}")
 
 
-async def _watch_peers(peers: Sequence[LocalPeer], hub: Hub, tell: Callable[[str], None]) -> None:
+async def _watch_peers(peers: Sequence[LocalPeer], hub: Hub, print_line: Callable[[str], None]) -> None:
     """Prints why a peer failed. Stops the hub, which would wait for ever, when no peer is left."""
     reported = set[int]()
     while hub.membership.present or any(peer.process.poll() is None for peer in peers):
@@ -72,9 +73,9 @@ async def _watch_peers(peers: Sequence[LocalPeer], hub: Hub, tell: Callable[[str
             if index not in reported and peer.has_failed:
                 reported.add(index)
                 with contextlib.suppress(OSError):
-                    tell(f"peer {index} has failed: {peer.last_output()} (all it printed: {peer.log})")
+                    print_line(f"peer {index} has failed: {peer.last_output()} (all of its output: {peer.log})")
     if not hub.generations.ended:
-        hub.stop("all peers have ended, and the run has not")
+        hub.stop("stopped: all peers have ended before the run was finished")
 
 
 def _join(invite: str, folder: Path, *, threads: int) -> LocalPeer:

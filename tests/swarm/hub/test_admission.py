@@ -22,8 +22,8 @@ NUMERICS = Numerics(version=1, torch="2.1.0")
 
 @contextmanager
 def open_admission(running):
-    """Yields a way to make invites, and what was told."""
-    loop, told = asyncio.new_event_loop(), []
+    """Yields a way to make invites, and the lines for the hub's owner."""
+    loop, printed = asyncio.new_event_loop(), []
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
@@ -34,13 +34,15 @@ def open_admission(running):
         client = await connect(
             running.url, running.fingerprint, running.broker.hub_seed, inbox="_INBOX.hub", on_down=lambda _: None
         )
-        admission = Admission(running.broker, run="r", public_url=running.url, numerics=NUMERICS, tell=told.append)
+        admission = Admission(
+            running.broker, run="r", public_url=running.url, numerics=NUMERICS, print_line=printed.append
+        )
         await admission.open(client)
         return client, admission
 
     client, admission = call(start())
     try:
-        yield lambda: call(admission.invite()), told
+        yield lambda: call(admission.invite()), printed
     finally:
         call(client.close())
         loop.call_soon_threadsafe(loop.stop)
@@ -50,7 +52,7 @@ def open_admission(running):
 
 def test_many_join_at_once_and_each_is_let_in_once(tmp_path):
     """Every admission makes the server read its settings again, which cuts those who are signing in."""
-    with running_broker(tmp_path / "hub", ()) as running, open_admission(running) as (invite, told):
+    with running_broker(tmp_path / "hub", ()) as running, open_admission(running) as (invite, printed):
         invites = [invite() for _ in range(MANY)]
 
         def join(index):
@@ -58,7 +60,7 @@ def test_many_join_at_once_and_each_is_let_in_once(tmp_path):
 
         found = together(*(lambda i=i: join(i) for i in range(MANY)))
         assert sorted(identity.name for identity in found) == [f"p{number}" for number in range(MANY)]
-        assert sorted(told) == sorted(f"p{number} has joined" for number in range(MANY))
+        assert sorted(printed) == sorted(f"p{number} was admitted with an invite" for number in range(MANY))
         assert not running.broker.invites
         for identity in found:
             HubConnection(identity.address).close()
@@ -73,19 +75,19 @@ def test_who_is_refused_keeps_the_invite(tmp_path):
         for settings, message in (
             (
                 {"name": "", "numerics": replace(NUMERICS, version=2)},
-                "you compute with numerics version 2 and the hub with 1: ",
+                "this machine has numerics version 2 and the hub 1: ",
             ),
             (
                 {"name": "", "numerics": replace(NUMERICS, torch="2.0.0")},
-                "you compute with torch 2.0.0 and the hub with 2.1.0: ",
+                "this machine has torch 2.0.0 and the hub 2.1.0: ",
             ),
-            ({"name": "A b", "numerics": NUMERICS}, "'A b' cannot be a name"),
+            ({"name": "A b", "numerics": NUMERICS}, "'A b' is not a valid name"),
         ):
             with pytest.raises(UserError, match=message):
                 accept_invite(one, tmp_path / "one", **settings)
         assert load_identity(tmp_path / "one") is None
         assert accept_invite(one, tmp_path / "one", name="anna", numerics=NUMERICS).name == "anna"
-        with pytest.raises(UserError, match="there is a peer anna already"):
+        with pytest.raises(UserError, match="there is already a peer named anna"):
             accept_invite(other, tmp_path / "other", name="anna", numerics=NUMERICS)
         with pytest.raises(UserError, match="belongs to another invite"):
             accept_invite(other, tmp_path / "one", name="", numerics=NUMERICS)

@@ -1,13 +1,13 @@
-"""Who shall do what next: the roster is pure, so time is a number and peers are names."""
+"""Who shall do what next: membership is pure, so time is a number and peers are names."""
 
 import pytest
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import numerics
 from thinpipe.plan.partition import Partition
-from thinpipe.swarm.hub.membership import Generation, Membership
+from thinpipe.swarm.hub.membership import Generation, GenerationEnd, Membership
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
-from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Measure, NextRequest
+from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Accusation, Measure, NextRequest
 
 PROCESSOR = ProcessorReport(device="cpu", threads=1, flops=1e9, memory_nbytes=1 << 30)
 REPORT = MachineReport(processor=PROCESSOR, up_bps=5.0, down_bps=5.0, latency_s=0.1, versions={})
@@ -90,7 +90,7 @@ def test_what_all_measure_at_once_is_the_hubs_line():
 def test_a_generation_is_over_when_one_of_its_peers_is_gone_asks_again_or_was_started_again():
     for end in (
         lambda membership: membership.drop_peer("b", "b is lost"),
-        lambda membership: ask(membership, "b", left_generation=1, why="a fault")[0],
+        lambda membership: ask(membership, "b", left_generation=1, error="a fault")[0],
         lambda membership: ask(membership, "b", incarnation="another")[0],
     ):
         membership = make_membership(2)
@@ -99,6 +99,35 @@ def test_a_generation_is_over_when_one_of_its_peers_is_gone_asks_again_or_was_st
         assert membership.current.number == 1
         assert end(membership)
         assert membership.current is None or membership.current.number == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause", "peer"),
+    [
+        ({"stop_reason": "finished"}, "finished", ""),
+        ({"stop_reason": "not_finite"}, "not_finite", ""),
+        ({"stop_reason": "not_saved"}, "not_saved", ""),
+        ({"stop_reason": "signal"}, "left", "b"),
+        ({"error": "its memory is full"}, "failed", "a"),
+        ({"error": "bad", "accusation": Accusation(name="b", step=3, what="bad")}, "accused", "b"),
+    ],
+)
+def test_the_end_of_a_generation_names_the_peer_that_caused_it(fields, cause, peer):
+    membership = make_membership(2)
+    ask(membership, "a")
+    ask(membership, "b")
+    membership.on_leave_announced("b")
+    end, _ = ask(membership, "a", left_generation=1, **fields)
+    assert (end.cause, end.peer) == (cause, peer)
+    assert peer in end.reason
+
+
+def test_a_departure_that_was_not_announced_is_laid_at_nobodys_door():
+    membership = make_membership(2)
+    ask(membership, "a")
+    ask(membership, "b")
+    end, _ = ask(membership, "a", left_generation=1, stop_reason="signal")
+    assert (end.cause, end.peer) == ("left", "")
 
 
 def test_the_next_generation_begins_when_all_have_come_out_of_the_last():
@@ -145,11 +174,11 @@ def test_a_generation_of_which_nobody_was_told_can_be_called_off():
 def test_who_waits_knows_for_whom():
     membership = make_membership(2)
     ask(membership, "a")
-    assert membership.wait_reason("a") == "1 of 2 peers are there"
+    assert membership.wait_reason("a") == "1 of 2 peers are connected"
     ask(membership, "b")
     membership.drop_peer("b", "b is lost")
     ask(membership, "a", left_generation=1)
-    assert membership.wait_reason("a") == "1 of 2 peers are there; waiting for b"
+    assert membership.wait_reason("a") == "1 of 2 peers are connected; waiting for b"
 
 
 def test_another_incarnation_has_another_number():
@@ -284,17 +313,17 @@ def partitioner_short_of_one(partitioner=partition_all):
 
 def test_those_who_come_later_take_part_after_the_next_commit():
     membership = partitioner_short_of_one()
-    assert membership.on_commit(4) is None, "nobody is there"
+    assert membership.on_commit() is None, "nobody is there"
     ask(membership, "c", report=None)
-    assert membership.on_commit(8) is None, "c is not measured"
+    assert membership.on_commit() is None, "c is not measured"
     ask(membership, "c")
     assert "after the next commit" in membership.wait_reason("c")
-    assert membership.on_commit(12) == "c takes part from step 12 on"
+    assert membership.on_commit() == GenerationEnd("rebalance", "c can take part now")
     assert membership.current is None
     generation = ask(membership, "a", left_generation=2)[1]
     assert generation.names == ["a", "c"]
     ask(membership, "d")
-    assert membership.on_commit(16) is None, "there are as many as wanted"
+    assert membership.on_commit() is None, "there are as many as wanted"
 
 
 def test_no_generation_ends_for_one_that_would_have_nothing_to_do():
@@ -305,7 +334,7 @@ def test_no_generation_ends_for_one_that_would_have_nothing_to_do():
     ask(membership, "a")
     ask(membership, "b")
     assert membership.current.names == ["a"]
-    assert membership.on_commit(4) is None
+    assert membership.on_commit() is None
 
 
 def test_a_program_that_another_has_followed_is_not_heard():

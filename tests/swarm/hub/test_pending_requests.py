@@ -5,26 +5,30 @@ import pytest
 from thinpipe.swarm.hub.liveness import PendingRequests
 from thinpipe.swarm.protocol.messages import Finished, Measure, Refused, RestoreFiles, Standby
 
-GIVE = RestoreFiles(step=1, files={}, manifest="", text="")
+RESTORE = RestoreFiles(step=1, files={}, manifest="", text="")
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [(Measure(concurrent=True), "to measure"), (GIVE, "to give what the hub has lost"), (Standby(text=""), "to wait")],
+    [
+        (Measure(concurrent=True), "measure its machine"),
+        (RESTORE, "upload files that the hub has lost"),
+        (Standby(text=""), "wait"),
+    ],
 )
 def test_who_does_not_ask_again_is_late(answer, words):
     pending_requests = PendingRequests(10.0)
     pending_requests.add("a", answer, 0.0)
     assert not list(pending_requests.overdue(10.0))
-    said = f"a is lost: heartbeats arrive, but it was told {words} 11 s ago and has not asked again (deadline 10 s)"
-    assert list(pending_requests.overdue(11.0)) == [("a", said)]
+    message = f"it sends heartbeats, but it was asked to {words} 11 s ago and has not answered within 10 s"
+    assert list(pending_requests.overdue(11.0)) == [("a", message)]
     pending_requests.discard("a")
     assert not list(pending_requests.overdue(100.0))
 
 
 def test_who_gives_piece_by_piece_may_take_as_long_as_it_likes():
     pending_requests = PendingRequests(10.0)
-    pending_requests.add("a", GIVE, 0.0)
+    pending_requests.add("a", RESTORE, 0.0)
     for now in range(0, 100, 9):
         pending_requests.on_progress("a", float(now))
         pending_requests.on_progress("b", float(now))

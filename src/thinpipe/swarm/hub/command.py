@@ -10,15 +10,16 @@ from rich.console import Console
 from thinpipe.config.hub import HubConfig
 from thinpipe.core.disk_space import wait_for_disk_space
 from thinpipe.core.folder_lock import run_lock
+from thinpipe.core.program_output import log_to_file, plain_console
 from thinpipe.swarm.broker.broker import Broker
-from thinpipe.swarm.hub.generations import HubOptions
+from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.server import Hub
 from thinpipe.swarm.hub.training_host import TrainingHost
 from thinpipe.train.console import open_display
 from thinpipe.train.graceful_shutdown import StopRequest
 
 POLL_SECONDS = 0.1
-_IN_USE_BY = "another hub, or by a `thinpipe train`: stop that one first, or choose another folder"
+_IN_USE_BY = "another hub, or by a `thinpipe train`: stop that process first, or choose another folder"
 Begin = Callable[[Hub], Awaitable[None]]
 
 
@@ -30,9 +31,8 @@ def run(config: HubConfig) -> int:
         console.print(f"hub of run {hub.settings.run} at {hub.settings.public_url}")
         missing = config.hub.peers - len(hub.broker.peers) if config.hub.invites is None else config.hub.invites
         for _ in range(missing):
-            console.print(
-                f"\nsend this line to one person, as you would a password:\n{(await hub.admission.invite()).line()}"
-            )
+            invite = await hub.admission.invite()
+            console.print(f"\nsend this invite to one person, and keep it secret like a password:\n{invite.line()}")
         console.print(f"\nanother invite: thinpipe invite {config.job.dump_folder}")
 
     return host(config, console, print_invites)
@@ -48,6 +48,7 @@ def host(config: HubConfig, console: Console, begin: Begin) -> int:
         Broker(
             folder / "hub", host=hub_settings.host, port=hub_settings.port, executable=hub_settings.server
         ) as broker,
+        log_to_file(broker.folder / "hub.log"),
         open_display(config) as display,
         contextlib.closing(
             TrainingHost(config.as_run(), display, use_all_peers=hub_settings.use_all_peers)
@@ -66,8 +67,9 @@ def host(config: HubConfig, console: Console, begin: Begin) -> int:
         )
         hub = Hub(broker, run_host, settings, console.print)
         reason = asyncio.run(_run(hub, begin))
+        succeeded = hub.succeeded
     console.print(reason)
-    return 0 if reason.startswith(("finished", "stopped by")) else 1
+    return 0 if succeeded else 1
 
 
 async def _run(hub: Hub, begin: Begin) -> str:
@@ -99,8 +101,3 @@ def own_address() -> str:
 
 def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def plain_console() -> Console:
-    """A console without wrapping, highlighting or markup."""
-    return Console(soft_wrap=True, highlight=False, markup=False)

@@ -7,8 +7,8 @@ missed, heartbeat timeouts still apply.
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Self
 
 import msgspec
@@ -20,6 +20,7 @@ from thinpipe.swarm.protocol.decoding import decode_or_none
 from thinpipe.transport.nats.client import connect
 
 _DISCONNECT_SUBJECT, _CONNZ_SUBJECT = "$SYS.ACCOUNT.APP.DISCONNECT", "$SYS.REQ.ACCOUNT.APP.CONNZ"
+_LOG = logging.getLogger(__name__)
 _SECONDS = 5
 """Timeout of a request to the server, in seconds."""
 
@@ -90,8 +91,10 @@ class Disconnects:
         """True if the server has no connection with this key. A peer has several connections, and a reconnecting peer
         opens new ones before the old ones are found dead."""
         question = json.dumps({"auth": True, "user": key}).encode()
-        with suppress(NatsError):
+        try:
             answer = await self._client.request(_CONNZ_SUBJECT, question, timeout=_SECONDS)
-            found = decode_or_none(_CONNECTIONS_DECODER, answer.data)
-            return found is not None and found.data.num_connections == 0
-        return False
+        except NatsError as error:
+            _LOG.warning("nats-server did not say whether a peer is connected, waiting for its heartbeats: %s", error)
+            return False
+        found = decode_or_none(_CONNECTIONS_DECODER, answer.data)
+        return found is not None and found.data.num_connections == 0

@@ -9,15 +9,23 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import GenerationStarted, PeerAssignment, PeerJoined, PeerLeft
+from thinpipe.core.event_text import format_event
+from thinpipe.core.events import (
+    GenerationEnded,
+    GenerationStarted,
+    HubEvent,
+    PeerAssignment,
+    PeerJoined,
+    PeerLeft,
+)
 from thinpipe.swarm.hub.accusations import Accusations
-from thinpipe.swarm.hub.liveness import HEARTBEAT_TIMEOUT_SECONDS, REQUEST_TIMEOUT_SECONDS, Heartbeats, PendingRequests
-from thinpipe.swarm.hub.membership import Generation, Membership
+from thinpipe.swarm.hub.liveness import Heartbeats, PendingRequests
+from thinpipe.swarm.hub.membership import Generation, GenerationEnd, Membership
+from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.repair import Repair
 from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart, RunHost
 from thinpipe.swarm.hub.services.reduction import ReductionService
@@ -48,43 +56,15 @@ _NOT_FOUND = msgspec.msgpack.encode(StoreReply(found=False))
 
 Publish = Callable[[str, bytes], Awaitable[None]]
 """Publishes data on a NATS subject."""
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 """Prints a line of text for the hub's owner."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HubOptions:
-    """Options of the hub that are independent of the model."""
-
-    run: str
-    """Name of the run."""
-    public_url: str
-    """URL of the broker, as written in invites."""
-    peers: int
-    """Number of peers for which the first generation waits."""
-    hub_bps: tuple[float, float] | None = None
-    """Uplink and downlink rates of the hub in bits per second; None: measured by the peers."""
-    patience_seconds: float = 60.0
-    """Seconds that a later generation, or a repair, waits for absent peers."""
-    heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
-    """Seconds without a heartbeat after which a peer is lost."""
-    stall_factor: float = 4.0
-    """A peer is stalled after this many times its longest time between two actions within a step."""
-    stall_floor_seconds: float = 10.0
-    """Minimum stall deadline, in seconds."""
-    startup_seconds: float = 300.0
-    """Stall deadline, in seconds, for phases without a measured duration: start-up, first steps, loading, saving,
-    validation."""
-    request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
-    """Seconds after which a peer that was told to wait, to measure or to restore files, and has not asked again, is
-    lost."""
 
 
 class Generations:
     """The running generation and the state around it.
 
-    `publish` sends a message to peers, `tell` prints a line for the hub's owner, `members` returns the names of all
-    peers of the run, present or absent.
+    `publish` sends a message to peers, `print_line` prints a line for the hub's owner, `members` returns the names of
+    all peers of the run, present or absent.
     """
 
     def __init__(
@@ -93,7 +73,7 @@ class Generations:
         settings: HubOptions,
         state_files: tuple[GenerationFile, LinkFile],
         publish: Publish,
-        tell: Tell,
+        print_line: PrintLine,
         members: Callable[[], Collection[str]],
     ) -> None:
         self.run_host, self.settings, self.members = run_host, settings, members
@@ -113,17 +93,17 @@ class Generations:
         )
         self.pending_requests = PendingRequests(settings.request_timeout_seconds)
         self.reductions, self.store, self.accusations = ReductionService(), StoreService(), Accusations()
-        self.repair = Repair(run_host, settings.patience_seconds, tell)
+        self.repair = Repair(run_host, settings.patience_seconds, self.record, print_line)
         self.stop_requested, self.stop_reason = False, ""
         """`stop_requested`: no further generation begins. `stop_reason`: why the hub stops, set once no peer is
         busy."""
-        self._publish, self._tell = publish, tell
+        self._publish, self._print = publish, print_line
         self._changed = asyncio.Condition()
         self._generation_start: GenerationStart
         """Settings and manifests of the current generation."""
         self._committed = run_host.committed
         self._announced: dict[str, str] = {}
-        """Last text printed by `tell_once`, by topic."""
+        """Last text printed by `print_once`, by topic."""
         self.expelling: set[str] = set()
         """Peers that are being expelled: they can still send requests until the broker has removed their key."""
 
@@ -159,8 +139,7 @@ class Generations:
         """Handles a peer's request for something to do and the report in it. Returns the accusation if a majority now
         accuses a peer: that peer is out of membership, and the caller expels it."""
         if peer not in self.membership.present:
-            self._tell(f"{peer} is there")
-            self.run_host.on_event(PeerJoined(step=self.run_host.committed, peer=peer))
+            self.record(PeerJoined(step=self.run_host.committed, peer=peer))
         self.heartbeats.on_heartbeat(peer, time.monotonic())
         self.pending_requests.discard(peer)
         self.repair.uploaded[peer] = request.uploaded
@@ -172,14 +151,16 @@ class Generations:
             self.membership.incarnation_of(peer),
         ):  # the process was restarted: pending uploads of the old one will not finish
             self.run_host.drop_peer(peer)
-            self._log_departure(peer, f"{peer} was started again", over)
-            self.run_host.on_event(PeerJoined(step=self.run_host.committed, peer=peer))
+            self._record_departure(peer, "restarted", f"{peer} was restarted", over)
+            self.record(PeerJoined(step=self.run_host.committed, peer=peer))
         if accused is not None:  # before any await: the next generation may begin meanwhile
             self.expelling.add(accused.name)
-            over = self.membership.drop_peer(accused.name, f"{accused.name} is accused") or over
-            self._log_departure(accused.name, f"{accused.name} was removed by the others for what it sent", over)
+            what = f"bad values twice in step {accused.step}: {sanitize(accused.what)}"
+            why = "accused", f"{accused.name} was removed by the other peers ({what})"
+            over = self.membership.drop_peer(accused.name, *why) or over
+            self._record_departure(accused.name, *why, over)
         if over is not None:
-            await self._finish_generation(sanitize(over))
+            await self._finish_generation(over)
         return accused
 
     def _majority_accused(self, peer: str, request: NextRequest) -> Accusation | None:
@@ -226,15 +207,15 @@ class Generations:
             except (OSError, UserError) as error:
                 self.membership.cancel_start()
                 reason = error.strerror or error if isinstance(error, OSError) else error
-                trouble = f"the hub cannot go on ({reason}): put that right there"
-                self.tell_once("trouble", trouble)
+                trouble = f"the hub cannot start a generation ({reason}): its owner has to fix this"
+                self.print_once("trouble", trouble)
                 return Standby(text=trouble)
         if isinstance(found, Measure):
             return found if found.concurrent else self.run_host.measure
         if found is not None:
             return self._make_assignment(found)
         if self.membership.problem:
-            self.tell_once("problem", self.membership.waits_for)
+            self.print_once("problem", self.membership.waits_for)
         return Standby(text=self.membership.wait_reason(peer))
 
     def _next_repair(self, peer: str) -> RestoreFiles | str:
@@ -244,13 +225,13 @@ class Generations:
         measured = peer in present and self.membership.report_of(peer) is not None
         if not measured or self.membership.current is not None:
             return ""
-        away = [name for name in self.members() if name not in present]
+        absent = [name for name in self.members() if name not in present]
         if self.membership.busy:  # a newer checkpoint may still be uploading
-            return self.run_host.describe_missing(present, away) if self.run_host.missing else ""
-        return self.repair.next_for(peer, time.monotonic(), present, away)
+            return self.run_host.describe_missing(present, absent) if self.run_host.missing else ""
+        return self.repair.next_for(peer, time.monotonic(), present, absent)
 
     async def _begin_generation(self) -> None:
-        """Stores the generation number, then tells run host, services and event log that the generation begins."""
+        """Stores the generation number, then starts the generation in run host, services and event log."""
         generation = self.membership.current
         assert generation is not None
         self._generation_file.write(generation.number)
@@ -268,12 +249,13 @@ class Generations:
             raise
         self.stall_detector.begin(generation.number, generation.shares, time.monotonic())
         await self.reductions.begin(generation.number, generation.names)
-        shares = ", ".join(f"{name}: {share}" for name, share in generation.shares.items())
-        self._tell(
-            f"generation {generation.number}: segments {shares}; slowest part: {generation.partition.bottleneck}"
-        )
-        self.run_host.on_event(
-            GenerationStarted(generation=generation.number, step=self._committed, peers=self._peer_places(generation))
+        self.record(
+            GenerationStarted(
+                generation=generation.number,
+                step=self._committed,
+                peers=self._peer_places(generation),
+                bottleneck=generation.partition.bottleneck,
+            )
         )
         await self.notify()
 
@@ -309,27 +291,29 @@ class Generations:
     async def check_liveness(self, now: float) -> None:
         """Declares peers lost whose heartbeats stopped, that stall, or that miss another deadline; ends a deadlocked
         generation."""
-        for name in self.heartbeats.newly_timed_out(now):
-            await self.declare_lost(name, f"{name} is lost: nothing was heard of it")
+        for name, seconds in self.heartbeats.newly_timed_out(now):
+            await self.declare_lost(name, "no_heartbeat", f"no heartbeat for {seconds:.0f} s")
         for stalled in self.stall_detector.stalled(now):
-            await self.declare_lost(stalled.name, stalled.message)
+            await self.declare_lost(stalled.name, "stalled", stalled.message)
         for name, message in self.pending_requests.overdue(now):
-            await self.declare_lost(name, message)
+            await self.declare_lost(name, "unresponsive", message)
         for name in self.membership.overdue(now):
-            message = f"heartbeats arrive, but it has not left generation {self.membership.last_generation}"
-            await self.declare_lost(name, f"{name} is lost: {message} (deadline {MAX_UPLOAD_SECONDS:.0f} s)")
+            message = (
+                f"it sends heartbeats, but has not left generation {self.membership.last_generation} within "
+                f"{MAX_UPLOAD_SECONDS:.0f} s"
+            )
+            await self.declare_lost(name, "unresponsive", message)
         stuck = self.stall_detector.deadlock_seconds()
-        if stuck is not None:
-            why = f"all peers have waited for each other for {stuck:.0f} s"
-            if self.membership.end():
-                await self._finish_generation(why)
-                await self.notify()
+        if stuck is not None and self.membership.end():
+            reason = f"all peers waited for each other for {stuck:.0f} s"
+            await self._finish_generation(GenerationEnd("deadlock", reason))
+            await self.notify()
 
-    async def declare_lost(self, name: str, why: str) -> None:
-        """Announces to all peers that this peer is lost, and removes it."""
+    async def declare_lost(self, name: str, cause: str, how: str) -> None:
+        """Announces to all peers that this peer is lost, and removes it. `how`: how that was noticed, in words."""
         if name in self.membership.present:
             await self._publish("bcast.lost", name.encode())
-            await self.remove(name, why)
+            await self.remove(name, cause, f"{name} was lost ({how})")
 
     async def admit_standbys(self) -> None:
         """After a new commit, ends a generation that has fewer peers than wanted if standbys can take part: hardly any
@@ -338,47 +322,60 @@ class Generations:
         self._committed = step
         if step == before or self.stop_requested or self.run_host.ended:
             return
-        over = self.membership.on_commit(step)
+        over = self.membership.on_commit()
         if over is not None:
             await self._finish_generation(over)
             await self.notify()
 
-    async def remove(self, name: str, why: str) -> None:
-        """Removes a peer from membership and all liveness checks; ends its generation."""
+    async def remove(self, name: str, cause: str, reason: str) -> None:
+        """Removes a peer from membership and all liveness checks; ends its generation. `cause`, `reason`: see
+        `PeerLeft`."""
         known = name in self.membership.present
-        over = self.membership.drop_peer(name, why)
+        over = self.membership.drop_peer(name, cause, reason)
         self.run_host.drop_peer(name)
         self.stall_detector.drop_peer(name)
         self.pending_requests.discard(name)
         if known:
-            self._tell(why)
-            self._log_departure(name, why, over)
+            self._record_departure(name, cause, reason, over)
         if over is not None:
             await self._finish_generation(over)
         await self.notify()
 
-    def _log_departure(self, name: str, why: str, over: str | None) -> None:
-        """Logs `PeerLeft`. Must be called before anything is awaited: the next generation may begin meanwhile."""
-        ended = 0 if over is None else self.membership.last_generation
-        self.run_host.on_event(
-            PeerLeft(step=self.run_host.committed, generation=ended, peer=name, reason=sanitize(why))
-        )
+    def _record_departure(self, name: str, cause: str, reason: str, over: GenerationEnd | None) -> None:
+        """Logs `PeerLeft`, and prints it unless `GenerationEnded` follows, which has the same reason. Must be called
+        before anything is awaited: the next generation may begin meanwhile."""
+        event = PeerLeft(step=self.run_host.committed, peer=name, cause=cause, reason=sanitize(reason))
+        if over is not None and over.peer == name:
+            self.run_host.on_event(event)
+        else:
+            self.record(event)
 
-    async def _finish_generation(self, why: str) -> None:
-        """Tells peers and services that the current generation is over."""
-        number = self.membership.last_generation  # the next generation may begin during the awaits below
+    async def _finish_generation(self, end: GenerationEnd) -> None:
+        """Ends the current generation in event log and services, and informs its peers."""
+        if self.stop_requested and end.cause == "left":
+            end = GenerationEnd("stopped", "the hub's owner stopped the run")
+        number, reason = self.membership.last_generation, sanitize(end.reason)  # before an await: the next may begin
         self.repair.require_verification()
-        self._tell(f"generation {number} is over: {why}")
+        self.record(
+            GenerationEnded(
+                generation=number, step=self.run_host.committed, cause=end.cause, peer=sanitize(end.peer), reason=reason
+            )
+        )
         self.stall_detector.end()
-        await self.reductions.end(why)
+        await self.reductions.end(reason)
         await self.store.wake_all_waiters()
-        await self._publish("bcast.generation_over", f"{number} {why}".encode())
+        await self._publish("bcast.generation_over", f"{number} {reason}".encode())
 
-    def tell_once(self, about: str, text: str) -> None:
+    def record(self, event: HubEvent) -> None:
+        """Writes an event to the log of the run and prints it for the hub's owner."""
+        self._print(format_event(event))
+        self.run_host.on_event(event)
+
+    def print_once(self, about: str, text: str) -> None:
         """Prints the text unless it is the last one printed about this topic."""
         if text and self._announced.get(about) != text:
             self._announced[about] = text
-            self._tell(text)
+            self._print(text)
 
     async def notify(self) -> None:
         """Wakes all long polls."""

@@ -1,6 +1,6 @@
 """Who is alive: heartbeat timeouts, and requests that a peer was sent and has not come back from.
 
-Pure: told of events and of the time. Peers that compute and stand still are found by `stalls`, closed connections by
+Pure: events and the time are passed in. Peers that compute and stand still are found by `stalls`, closed connections by
 `disconnects`.
 """
 
@@ -27,10 +27,11 @@ class Heartbeats:
         """Extends all deadlines by the seconds in which the hub did not process messages."""
         self._last = {name: last + seconds for name, last in self._last.items()}
 
-    def newly_timed_out(self, now: float) -> Iterable[str]:
-        """Peers whose last heartbeat is too long ago. Each is returned once, until it sends a heartbeat again."""
-        lost = [name for name, last in self._last.items() if now - last > self._timeout_seconds]
-        for name in lost:
+    def newly_timed_out(self, now: float) -> Iterable[tuple[str, float]]:
+        """Peers whose last heartbeat is too long ago, each with the seconds since then. Each is returned once, until it
+        sends a heartbeat again."""
+        lost = [(name, now - last) for name, last in self._last.items() if now - last > self._timeout_seconds]
+        for name, _ in lost:
             del self._last[name]
         return lost
 
@@ -39,15 +40,15 @@ REQUEST_TIMEOUT_SECONDS = 300.0
 """Seconds that a peer may take before it asks again. Many times the duration of a measurement; for `RestoreFiles` it is
 the time between two chunks, which includes reading a file from a slow disk."""
 _DESCRIPTIONS: dict[type[Answer], str] = {
-    Measure: "to measure",
-    RestoreFiles: "to give what the hub has lost",
-    Standby: "to wait",
+    Measure: "measure its machine",
+    RestoreFiles: "upload files that the hub has lost",
+    Standby: "wait",
 }
 
 
 @dataclass
 class _PendingRequest:
-    """What a peer was told to do, and when it last made progress."""
+    """What a peer was asked to do, and when it last made progress."""
 
     what: str
     since: float
@@ -55,7 +56,7 @@ class _PendingRequest:
 
 @dataclass
 class PendingRequests:
-    """Peers that were told to do something outside a generation and have not asked again."""
+    """Peers that were asked to do something outside a generation and have not sent another request."""
 
     seconds: float = REQUEST_TIMEOUT_SECONDS
     """Seconds without progress after which a peer is overdue."""
@@ -86,5 +87,5 @@ class PendingRequests:
         """Names of overdue peers, each with a message for people."""
         for name, request in list(self._pending.items()):
             if now - request.since > self.seconds:
-                words = f"heartbeats arrive, but it was told {request.what} {now - request.since:.0f} s ago"
-                yield name, f"{name} is lost: {words} and has not asked again (deadline {self.seconds:.0f} s)"
+                asked = f"it was asked to {request.what} {now - request.since:.0f} s ago"
+                yield name, f"it sends heartbeats, but {asked} and has not answered within {self.seconds:.0f} s"

@@ -16,6 +16,12 @@ from thinpipe.plan.partition import Machine, Partition
 from thinpipe.swarm.protocol.machine_report import MachineReport
 from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Measure, NextRequest
 
+_STOP_REASONS = {
+    "finished": "the last step is computed",
+    "not_finite": "three steps in a row were skipped because they were not finite",
+    "not_saved": "the last step could not be saved",
+}
+"""By reason with which training stops (`core.events.Stopped`): message for people."""
 _MAX_SUPERSEDED = 100
 """Superseded incarnation ids remembered per peer."""
 
@@ -44,6 +50,15 @@ class Generation:
         return {name: len(segments) for name, segments in self.partition.stages}
 
 
+@dataclass(frozen=True)
+class GenerationEnd:
+    """Why a generation ended; see the fields of `core.events.GenerationEnded`."""
+
+    cause: str
+    reason: str
+    peer: str = ""
+
+
 @dataclass
 class _Peer:
     """State of a peer that is present."""
@@ -58,6 +73,8 @@ class _Peer:
     """Newest generation that the peer has left, or did not take part in: it can only be assigned to a newer one."""
     concurrent: tuple[float, float] | None = None
     """Uplink and downlink rates in bits per second, measured while all peers measured at once."""
+    leaving: bool = False
+    """True: the peer's user has asked it to leave, which it does after its generation has saved."""
     measuring_concurrently: bool = False
     """True from the start of a concurrent measurement until this peer has reported its rates."""
 
@@ -117,9 +134,13 @@ class Membership:
     def report_of(self, name: str) -> MachineReport | None:
         return self._peers[name].report
 
-    def on_next_request(self, name: str, request: NextRequest, now: float) -> str | None:
-        """Handles a peer's request for something to do. Returns why the current generation is over, if this request
-        ends it."""
+    def on_leave_announced(self, name: str) -> None:
+        """The peer's user has asked it to leave: the generation will end because of this peer, after it has saved."""
+        self._peers[name].leaving = True
+
+    def on_next_request(self, name: str, request: NextRequest, now: float) -> GenerationEnd | None:
+        """Handles a peer's request for something to do. Returns why the current generation ended, if this request ends
+        it."""
         if self.is_superseded(name, request.incarnation):
             return None
         known = self._peers.get(name)
@@ -136,13 +157,29 @@ class Membership:
             self._update_hub_rates()
         known.generation = max(known.generation, min(request.left_generation, self.last_generation))
         if self.current is not None and name in self.current.names and known.generation >= self.current.number:
-            over = over or f"{name} stopped: {request.why or 'it was asked to'}"
+            over = over or self._end_by_request(name, request, self.current)
             self._end_generation()
         if self.current is None:  # it has left the last generation, or was not in it
             known.generation = self.last_generation
         if self._waiting_since is None:
             self._waiting_since = now
         return over
+
+    def _end_by_request(self, name: str, request: NextRequest, generation: Generation) -> GenerationEnd:
+        """Why the generation ended, according to its first peer that asks for something to do."""
+        if request.accusation is not None:
+            accused, step = request.accusation.name, request.accusation.step
+            return GenerationEnd(
+                "accused", f"{name} reports that {accused} sent bad values twice in step {step}", accused
+            )
+        if request.error:
+            return GenerationEnd("failed", f"{name} stopped ({request.error})", name)
+        if request.stop_reason in _STOP_REASONS:
+            return GenerationEnd(request.stop_reason, _STOP_REASONS[request.stop_reason])
+        leaving = [other for other in generation.names if other in self._peers and self._peers[other].leaving]
+        if leaving:
+            return GenerationEnd("left", f"{' and '.join(leaving)} left", leaving[0])
+        return GenerationEnd("left", "a peer left")  # its announcement was lost, or went to an earlier start of the hub
 
     def is_superseded(self, name: str, incarnation: str) -> bool:
         """True if a newer process of this peer has been started."""
@@ -152,18 +189,18 @@ class Membership:
         """True if the peer is present with this incarnation id."""
         return name in self._peers and self._peers[name].incarnation == incarnation
 
-    def _replaced(self, name: str, incarnation: str) -> str | None:
-        """Drops the peer's previous process, if any, in favour of this incarnation. Returns why the generation is over,
+    def _replaced(self, name: str, incarnation: str) -> GenerationEnd | None:
+        """Drops the peer's previous process, if any, in favour of this incarnation. Returns why the generation ended,
         if that ends it."""
         last = self._last_incarnation.get(name, incarnation)
         if last != incarnation:
             self._superseded.setdefault(name, deque(maxlen=_MAX_SUPERSEDED)).append(last)
         self._last_incarnation[name] = incarnation
-        return self.drop_peer(name, f"{name} was started again")
+        return self.drop_peer(name, "restarted", f"{name} was restarted")
 
-    def drop_peer(self, name: str, why: str) -> str | None:
-        """Removes a peer that was lost, was kicked or has left. Returns why the current generation is over, if that
-        ends it."""
+    def drop_peer(self, name: str, cause: str, reason: str = "") -> GenerationEnd | None:
+        """Removes a peer that was lost, was kicked or has left. Returns why the current generation ended, if that ends
+        it. `cause`, `reason`: see `core.events.PeerLeft`."""
         self._peers.pop(name, None)
         self._update_hub_rates()
         if self._measuring == name:
@@ -171,11 +208,11 @@ class Membership:
         if self.current is None or name not in self.current.names:
             return None
         self._end_generation()
-        return why
+        return GenerationEnd(cause, reason or f"{name}: {cause}", name)
 
-    def on_commit(self, step: int) -> str | None:
+    def on_commit(self) -> GenerationEnd | None:
         """Ends the generation after a commit, when little work is lost, if it has fewer peers than wanted and standbys
-        can take part. Returns why the generation is over, or None."""
+        can take part. Returns why the generation ended, or None."""
         generation = self.current
         if generation is None or len(generation.names) >= self.wanted or len(self._machines) <= len(generation.names):
             return None
@@ -187,7 +224,7 @@ class Membership:
         if len(stages) <= len(generation.names) or not new:
             return None
         self._end_generation()
-        return f"{' and '.join(new)} {'takes' if len(new) == 1 else 'take'} part from step {step} on"
+        return GenerationEnd("rebalance", f"{' and '.join(new)} can take part now")
 
     def end(self) -> bool:
         """Ends the current generation without dropping a peer. Returns False if there was none."""
@@ -314,7 +351,7 @@ class Membership:
         gone = [] if self.latest is None else [name for name in self.latest.names if name not in self._peers]
         if self.problem:
             return f"waiting for {', '.join(gone)}: {self.problem}" if gone else self.problem
-        there = f"{len(self._peers)} of {self.wanted} peers are there"
+        there = f"{len(self._peers)} of {self.wanted} peers are connected"
         return f"{there}; waiting for {', '.join(gone)}" if gone else there
 
     def wait_reason(self, name: str) -> str:
@@ -323,8 +360,8 @@ class Membership:
             return self.waits_for
         if self.current is not None:
             fewer = ", or after the next commit" if len(self.current.names) < self.wanted else ""
-            return f"the run goes on without {name}, which is a standby: it takes part when somebody leaves{fewer}"
+            return f"{name} is a standby: it replaces the next peer that leaves or is lost{fewer}"
         unmeasured = [other for other, peer in self._peers.items() if peer.report is None]
         if unmeasured:
-            return f"machines are measured one after the other; still to come: {', '.join(unmeasured)}"
+            return f"machines are measured one after the other; not measured yet: {', '.join(unmeasured)}"
         return self.waits_for

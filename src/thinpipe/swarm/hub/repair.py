@@ -7,16 +7,26 @@ the hub waits `patience_seconds` for absent peers and then rolls back to the pre
 import asyncio
 from collections.abc import Callable, Collection
 
+from thinpipe.checkpoint.storage import layer_of
+from thinpipe.core.event_text import format_event
+from thinpipe.core.events import CheckpointDamaged, CheckpointRepaired, HubEvent, RolledBack
 from thinpipe.swarm.hub.run_host import RunHost
 from thinpipe.swarm.protocol.messages import RestoreFiles
 
 
 class Repair:
-    """Verification and repair of the newest checkpoint between two generations. `tell` prints a line for the hub's
-    owner."""
+    """Verification and repair of the newest checkpoint between two generations. `record` logs and prints an event,
+    `print_line` prints a line for the hub's owner."""
 
-    def __init__(self, run_host: RunHost, patience_seconds: float, tell: Callable[[str], None]) -> None:
-        self._run_host, self._patience_seconds, self._tell = run_host, patience_seconds, tell
+    def __init__(
+        self,
+        run_host: RunHost,
+        patience_seconds: float,
+        record: Callable[[HubEvent], None],
+        print_line: Callable[[str], None],
+    ) -> None:
+        self._run_host, self._patience_seconds = run_host, patience_seconds
+        self._record, self._print = record, print_line
         self.uploaded: dict[str, str] = {}
         """By peer: sha256 of the manifest for which the peer has uploaded all the missing files that it has."""
         self._since: float | None = None
@@ -26,8 +36,8 @@ class Repair:
         generation."""
         self._verification: asyncio.Task[None] | None = None
         self.waits_for = self._last_status = ""
-        """`waits_for`: what the repair waits for, in words; empty: nothing. `_last_status`: last text printed after a
-        rollback."""
+        """`waits_for`: what the repair waits for, in words; empty: nothing. `_last_status`: last text printed when a
+        rollback was impossible."""
 
     def require_verification(self) -> None:
         """A generation is over: the whole checkpoint is read before the next one begins."""
@@ -52,35 +62,40 @@ class Repair:
             self._verification, self._must_verify = None, self._must_verify or verification.exception() is not None
             verification.result()
         is_verifying = self._verification is not None or self._must_verify
-        self.waits_for = (
-            f"the hub reads step {self._run_host.committed} to see whether it is whole" if is_verifying else ""
-        )
+        self.waits_for = f"the hub verifies the checkpoint of step {self._run_host.committed}" if is_verifying else ""
         return self.waits_for
 
-    def next_for(self, peer: str, now: float, present: Collection[str], away: Collection[str]) -> RestoreFiles | str:
+    def next_for(self, peer: str, now: float, present: Collection[str], absent: Collection[str]) -> RestoreFiles | str:
         """The files that this peer restores, or why it has to wait; empty when no file is missing."""
         if not self._run_host.missing:
             if self._since is not None:
-                self._tell(f"step {self._run_host.committed} is whole again")
+                self._record(CheckpointRepaired(step=self._run_host.committed))
             self._since, self.waits_for = None, ""
             return ""
         if self._since is None:
             self._since = now
-            self._tell(f"{self._run_host.describe_missing(present, away)}: asking all who are there")
+            self._record(
+                CheckpointDamaged(
+                    step=self._run_host.committed,
+                    layers=sorted(map(layer_of, self._run_host.missing)),
+                    reason=self._run_host.describe_missing(present, absent),
+                )
+            )
         restore_request = self._run_host.restore_request()
         if self.uploaded.get(peer) != restore_request.manifest:
             return restore_request
         all_uploaded = all(self.uploaded.get(name) == restore_request.manifest for name in present)
         if all_uploaded and now - self._since >= self._patience_seconds:
-            self.waits_for = self._run_host.roll_back(present, away)
-            if self.waits_for != self._last_status:
-                self._tell(self.waits_for)
-            self._last_status = self.waits_for
-            if self._run_host.missing:
-                self._since = now
-            else:
-                self._since = None
+            outcome = self._run_host.roll_back(present, absent)
+            if isinstance(outcome, RolledBack):
+                self._record(outcome)
+                self.waits_for, self._since = format_event(outcome), None
                 self.require_verification()
+            else:
+                if outcome != self._last_status:
+                    self._print(outcome)
+                self.waits_for = self._last_status = outcome
+                self._since = now
         else:
-            self.waits_for = self._run_host.describe_missing(present, away)
+            self.waits_for = self._run_host.describe_missing(present, absent)
         return self.waits_for

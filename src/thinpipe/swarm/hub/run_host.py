@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from thinpipe.core.events import AnyEvent
+from thinpipe.core.events import AnyEvent, RolledBack
 from thinpipe.core.numerics import Numerics
 from thinpipe.plan.partition import Machine, Partition
 from thinpipe.swarm.hub.membership import Generation
 from thinpipe.swarm.hub.services.files import ExpectedFile
-from thinpipe.swarm.protocol.messages import Measure, RequestReply, RestoreFiles
+from thinpipe.swarm.protocol.messages import AnnouncementReply, Measure, RestoreFiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +74,13 @@ class RunHost(Protocol):
         """The request to peers for the missing files."""
         ...
 
-    def describe_missing(self, present: Collection[str], away: Collection[str]) -> str:
+    def describe_missing(self, present: Collection[str], absent: Collection[str]) -> str:
         """The missing files and the peers that should hold copies, in words."""
         ...
 
-    def roll_back(self, present: Collection[str], away: Collection[str]) -> str:
-        """Falls back to the previous checkpoint because no peer has the missing files. Returns what was done, in words.
-        The caller runs `verify_newest` next."""
+    def roll_back(self, present: Collection[str], absent: Collection[str]) -> RolledBack | str:
+        """Falls back to the previous checkpoint because no peer has the missing files; the caller runs `verify_newest`
+        next. Returns the event, or why there is no checkpoint to fall back to, in words."""
         ...
 
     @property
@@ -102,7 +102,7 @@ class RunHost(Protocol):
 
     def on_checkpoint_announced(
         self, peer: str, generation: int, manifest: bytes, files: Collection[str]
-    ) -> RequestReply:
+    ) -> AnnouncementReply:
         """A peer has saved its part of a checkpoint and uploads these files next, if the reply accepts them.
         Announcements of any generation but the newest are refused."""
         ...
@@ -133,6 +133,11 @@ class RunHost(Protocol):
     @property
     def committed(self) -> int:
         """Step of the newest commit; 0: none yet."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """True if the last step of the run is committed."""
         ...
 
     @property

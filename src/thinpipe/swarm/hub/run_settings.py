@@ -35,7 +35,7 @@ def refuse_large_batches(config: RunConfig, vocab_size: int) -> None:
     nbytes = training.global_batch_size * (training.seq_len + 1) * token_dtype(vocab_size).itemsize
     if nbytes > _MAX_ANSWER_NBYTES:
         raise UserError(
-            f"the ids of a batch take {nbytes} bytes, and a hub can send {_MAX_ANSWER_NBYTES} at once: lower "
+            f"the token ids of a batch take {nbytes} bytes, and a hub can send at most {_MAX_ANSWER_NBYTES}: lower "
             "training.global_batch_size or training.seq_len"
         )
 
@@ -45,10 +45,10 @@ def reject_unused_settings(config: RunConfig) -> None:
     schedule = config.parallelism.pipeline_parallel_schedule
     if schedule not in _ONE_STAGE_SCHEDULES:
         raise UserError(
-            f"a hub gives every peer segments that follow each other, and {schedule} wants them from two places: "
+            f"a hub assigns consecutive segments to each peer, and {schedule} needs two stages per process: "
             f"set parallelism.pipeline_parallel_schedule to {' or '.join(_ONE_STAGE_SCHEDULES)}"
         )
     if config.link.is_shaped:
-        raise UserError("peers have real lines: leave [link] out, it would have no effect")
+        raise UserError("peers use their real links: remove [link], which emulates links between local processes")
     if config.boundary.store is not None:
-        raise UserError("boundary.store is a folder of one machine: leave it out")
+        raise UserError("boundary.store is a folder on one machine, which peers do not share: remove it")

@@ -4,6 +4,7 @@ The hub is the only authority on membership and assignments. Everything runs on 
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -18,7 +19,8 @@ from thinpipe.swarm.broker.broker import Broker, BrokerError
 from thinpipe.swarm.hub.admission import Admission
 from thinpipe.swarm.hub.disconnects import Disconnects
 from thinpipe.swarm.hub.event_validation import validated_event
-from thinpipe.swarm.hub.generations import CHECK_INTERVAL_SECONDS, Generations, HubOptions
+from thinpipe.swarm.hub.generations import CHECK_INTERVAL_SECONDS, Generations
+from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.run_host import RunHost
 from thinpipe.swarm.hub.services.files import FileReadService, FileWriteService
 from thinpipe.swarm.hub.services.serve import Service, serve
@@ -29,13 +31,15 @@ from thinpipe.swarm.protocol.messages import (
     Accusation,
     AdminAnswer,
     AdminRequest,
+    AnnouncementReply,
     CheckpointAnnouncement,
     EventReport,
+    LeaveReply,
     LeaveRequest,
     NextRequest,
+    ReadyReply,
     ReadyRequest,
     Refused,
-    RequestReply,
     TokensRequest,
 )
 from thinpipe.swarm.protocol.names import HUB
@@ -54,21 +58,26 @@ _SHUTDOWN_GRACE_SECONDS = 15.0
 _MAX_LINE_CHARACTERS = 5000
 """Maximum length of a line printed for the hub's owner."""
 
+_LOG = logging.getLogger(__name__)
 Request = TypeVar("Request", bound=msgspec.Struct)
 
 
 class Hub:
-    """The hub of one run. `tell` prints a line for the hub's owner."""
+    """The hub of one run. `print_line` prints a line for the hub's owner."""
 
-    def __init__(self, broker: Broker, run_host: RunHost, settings: HubOptions, tell: Callable[[str], None]) -> None:
-        self.broker, self.run_host, self.settings, self._print = broker, run_host, settings, tell
+    def __init__(
+        self, broker: Broker, run_host: RunHost, settings: HubOptions, print_line: Callable[[str], None]
+    ) -> None:
+        self.broker, self.run_host, self.settings, self._print_line = broker, run_host, settings, print_line
         state_files = GenerationFile(broker.folder / "generation"), LinkFile(broker.folder / "link.json")
-        self.generations = Generations(run_host, settings, state_files, self._publish, self._tell, lambda: broker.peers)
+        self.generations = Generations(
+            run_host, settings, state_files, self._publish, self._print, lambda: broker.peers
+        )
         self.membership = self.generations.membership
         self.admission = Admission(
-            broker, run=settings.run, public_url=settings.public_url, numerics=run_host.numerics, tell=self._tell
+            broker, run=settings.run, public_url=settings.public_url, numerics=run_host.numerics, print_line=self._print
         )
-        self._server_gone, self._stop_reason = asyncio.Event(), ""
+        self._server_gone, self._stop_reason, self._failed = asyncio.Event(), "", False
         self._file_writes = FileWriteService(run_host.accept, run_host.on_file_saved, run_host.on_save_failed)
 
     async def run(self, begin: "Callable[[Hub], Awaitable[None]]") -> str:
@@ -115,6 +124,7 @@ class Hub:
         while not self._server_gone.is_set():
             now = time.monotonic()
             if now - checked_at > _SUSPENDED_SECONDS:  # suspended or busy: heartbeats are still queued
+                _LOG.warning("no messages were processed for %.1f s: deadlines are extended", now - checked_at)
                 generations.extend_deadlines(now - checked_at)
             checked_at = now
             await generations.check_liveness(now)
@@ -123,22 +133,29 @@ class Hub:
                 generations.stop_reason = self._stop_reason
             elif generations.stop_requested:  # repeated, for peers that subscribed only now
                 await self._publish("bcast.stop", b"")
-            generations.tell_once("commits", self.run_host.commit_summary)
+            generations.print_once("commits", self.run_host.commit_summary)
             for text in self.run_host.pop_notices():
-                self._tell(text)
+                self._print(text)
             if generations.ended and ended_at is None:
                 ended_at = now
                 await generations.notify()
             if ended_at is not None and (not self.membership.present or now - ended_at > _SHUTDOWN_GRACE_SECONDS):
                 return generations.ended
             await asyncio.sleep(CHECK_INTERVAL_SECONDS)
-        raise ConnectionError(f"nats-server is gone. The end of its log:\n{self.broker.log_tail()}")
+        raise ConnectionError(f"nats-server has ended. The end of its log:\n{self.broker.log_tail()}")
 
-    def stop(self, why: str = "stopped by the hub's owner; the same command goes on") -> None:
-        """Asks the peers to save and to stop; no further generation begins. Of several calls the first reason
-        counts."""
-        self._stop_reason = self._stop_reason or why
+    def stop(self, failure: str = "") -> None:
+        """Asks the peers to save and to stop; no further generation begins. `failure`: why the run cannot continue, if
+        it cannot. Of several calls the first counts."""
+        if not self._stop_reason:
+            self._stop_reason = failure or "stopped by the hub's owner; run the same command to continue"
+            self._failed = bool(failure)
         self.generations.stop_requested = True
+
+    @property
+    def succeeded(self) -> bool:
+        """True if the run has finished, or was stopped by the hub's owner."""
+        return self.run_host.finished or (bool(self.generations.stop_reason) and not self._failed)
 
     # Request handlers. `peer` is the sender's name, which the broker's permissions guarantee.
 
@@ -150,19 +167,22 @@ class Hub:
 
     async def _on_disconnect(self, peer: str) -> None:
         """A process that ends closes its connections at once; a broken link is noticed by heartbeats instead."""
-        await self.generations.declare_lost(peer, f"{peer} is lost: its connection is closed")
+        await self.generations.declare_lost(peer, "disconnected", "its connection closed")
 
     async def _next(self, peer: str, data: bytes) -> bytes | None:
         """Handles `NextRequest`: a long poll that returns what the peer does next."""
         request = _decode(data, NextRequest)
         if request is None or peer not in self.broker.peers:
             return None
-        if other := self.admission.why_other_numbers(request.numerics):
-            return _encode(Refused(text=other))
+        if mismatch := self.admission.numerics_mismatch(request.numerics):
+            return _encode(Refused(text=mismatch))
         if peer in self.generations.expelling:
             return None  # `_expel` sends the reason, then removes the key
         if self.membership.is_superseded(peer, request.incarnation):
-            return _encode(Refused(text=f"{peer} was started again after this one, and takes part once"))
+            text = (
+                f"{peer} was started again elsewhere, and only the process started last takes part: stop that one first"
+            )
+            return _encode(Refused(text=text))
         accused = await self.generations.on_next_request(peer, request)
         if accused is not None:
             await self._expel_accused(accused)
@@ -174,16 +194,15 @@ class Hub:
 
     async def _expel_accused(self, accused: Accusation) -> None:
         """Removes the accused peer. If the broker cannot, the hub's owner is told, and the accusers are answered."""
-        what = f"twice in step {accused.step}: {sanitize(accused.what)}"
         try:
             await self._expel(
                 accused.name,
-                f"the others have removed you from the run, for what you sent was bad {what}. Perhaps memory or "
-                "processor are at fault; only the hub's owner can invite you again",
-                f"{accused.name} was removed by the others: what it sent was bad {what}",
+                f"the other peers removed this machine from the run, because it sent bad values twice in step "
+                f"{accused.step} ({sanitize(accused.what)}). Check its memory and processor, then ask the hub's owner "
+                "for a new invite",
             )
         except (BrokerError, UserError) as error:
-            self._tell(
+            self._print(
                 f"the key of {accused.name} could not be removed, so it can join again: remove it with "
                 f"`thinpipe kick` ({error})"
             )
@@ -195,20 +214,23 @@ class Hub:
         if request is None or peer not in self.broker.peers:
             return None
         if not self.generations.is_active(peer, request.generation):
-            return _encode(RequestReply(generation_over=True))
+            return _encode(ReadyReply(generation_over=True))
         refusal = self.run_host.compare_hashes(request.hashes)
         if refusal:
-            await self.generations.remove(peer, f"{peer} was refused: {refusal}")
-        return _encode(RequestReply(refusal=refusal))
+            await self.generations.remove(peer, "refused", f"{peer} was refused ({refusal})")
+        return _encode(ReadyReply(refusal=refusal))
 
     async def _leave(self, peer: str, data: bytes) -> bytes | None:
-        """The peer process ends by itself; ignored from a superseded incarnation."""
+        """The peer process ends, now or after its generation has saved; ignored from a superseded incarnation."""
         request = _decode(data, LeaveRequest)
         if request is None:
             return None
         if self.membership.is_current_incarnation(peer, request.incarnation):
-            await self.generations.remove(peer, f"{peer} has left")
-        return _encode(RequestReply())
+            if request.after_saving:
+                self.membership.on_leave_announced(peer)
+            else:
+                await self.generations.remove(peer, "left", f"{peer} left")
+        return _encode(LeaveReply())
 
     async def _tokens(self, peer: str, data: bytes) -> bytes | None:
         """Token ids of a batch; empty if the peer's generation is over."""
@@ -234,7 +256,7 @@ class Hub:
         if request is None:
             return None
         if latest is None or latest.number != request.generation or peer not in latest.names:
-            return _encode(RequestReply(refusal="it is not of this generation"))
+            return _encode(AnnouncementReply(refusal="the checkpoint is not of the current generation"))
         verdict = self.run_host.on_checkpoint_announced(peer, latest.number, request.manifest, request.files)
         return _encode(msgspec.structs.replace(verdict, committed=self.run_host.committed))
 
@@ -266,29 +288,30 @@ class Hub:
             return (await self.admission.invite()).line()
         if request.what == "kick":
             await self.kick(request.name)
-            return f"{request.name} is removed and cannot come back without a new invite"
+            return f"{request.name} was removed; it needs a new invite to join again"
         self.stop()
-        return "the run saves and stops"
+        return "the peers save a checkpoint, then the run stops"
 
     async def kick(self, name: str) -> None:
         """Removes a peer at the owner's request. Raises UserError if there is no such peer."""
         if name not in self.broker.peers:
-            raise UserError(f"there is no peer {name[:80]!r}; there are: {', '.join(self.broker.peers) or 'none'}")
-        await self._expel(
-            name, "the hub's owner has removed you from the run", f"{name} was removed by the hub's owner"
-        )
-
-    async def _expel(self, name: str, notice: str, why: str) -> None:
-        """Removes a peer for good. It is sent the reason before its key is removed, which cuts its connection; no
-        generation begins with it meanwhile."""
-        self.generations.expelling.add(name)
+            raise UserError(f"there is no peer {name[:80]!r}; peers: {', '.join(self.broker.peers) or 'none'}")
+        reason = f"{name} was removed by the hub's owner"
         if name not in self.membership.present:  # else `remove` prints it
-            self._tell(why)
+            self._print(reason)
+        self.generations.expelling.add(name)
+        await self.generations.remove(name, "kicked", reason)
+        await self._expel(name, "the hub's owner removed this machine from the run: ask for a new invite to join again")
+
+    async def _expel(self, name: str, notice: str) -> None:
+        """Removes a peer, which has left membership and is in `expelling`, for good. The peer is sent `notice` before
+        its key is removed, which cuts its connection; no generation begins with the peer meanwhile."""
         try:
-            await self.generations.remove(name, why)
             await self._publish(f"m.{name}.{HUB}.note", notice.encode())
-            with suppress(NatsError):  # the peer then does not learn the reason
+            try:
                 await self._client.flush(timeout=5)
+            except NatsError as error:
+                _LOG.warning("%s may not have received why it was removed: %s", name, error)
             await asyncio.to_thread(self.broker.remove_peer, name)
         finally:
             self.generations.expelling.discard(name)
@@ -305,7 +328,7 @@ class Hub:
             generation=generation.number if generation else 0,
             waits_for="" if generation else self.generations.repair.waits_for or membership.waits_for,
             peers=peers,
-            away=[name for name in self.broker.peers if name not in membership.present],
+            absent=[name for name in self.broker.peers if name not in membership.present],
             bottleneck=generation.partition.bottleneck if generation else "",
             hub_bps=membership.hub_rates if peers else (0.0, 0.0),
             progress=dict(self.run_host.progress),
@@ -317,9 +340,9 @@ class Hub:
         if self._client.is_connected:  # if not, peers notice the lost connection themselves
             await self._client.publish(subject, data)
 
-    def _tell(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         with suppress(OSError):  # a full disk under the console log must not stop the hub
-            self._print(sanitize(text, _MAX_LINE_CHARACTERS))
+            self._print_line(sanitize(text, _MAX_LINE_CHARACTERS))
 
 
 def _encode(message: msgspec.Struct) -> bytes:

@@ -26,9 +26,10 @@ class Stall:
 
     @property
     def message(self) -> str:
+        """How the stall was noticed, in words."""
         return (
-            f"{self.name} is lost: heartbeats arrive, but it has computed nothing for {self.seconds:.0f} s "
-            f"(deadline {self.deadline:.0f} s)"
+            f"it sends heartbeats, but has computed nothing for {self.seconds:.0f} s, and its deadline is "
+            f"{self.deadline:.0f} s"
         )
 
 

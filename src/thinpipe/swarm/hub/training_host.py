@@ -2,9 +2,10 @@
 steps."""
 
 import asyncio
+import logging
 import time
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from thinpipe.checkpoint.storage import is_layer_file, layer_of
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import AnyEvent, EventLog, SaveFailed, Step, Stopped
+from thinpipe.core.events import AnyEvent, EventLog, RolledBack, SaveFailed, Step, Stopped
 from thinpipe.core.files import write_atomically
 from thinpipe.core.hashing import text_sha256
 from thinpipe.core.numerics import numerics
@@ -30,7 +31,7 @@ from thinpipe.plan.segment_costs import segment_costs, segment_needs, shared_nby
 from thinpipe.swarm.hub.commits.interval import CommitPlan, StepTimeEstimator, plan_commits, predict_step_seconds
 from thinpipe.swarm.hub.commits.log import COMMIT_LOG_FILE, CommitLog
 from thinpipe.swarm.hub.commits.lost_files import describe_missing_files, find_missing, set_aside
-from thinpipe.swarm.hub.commits.newest_manifest import (
+from thinpipe.swarm.hub.commits.recovery import (
     COMMIT_FILE,
     NEWEST_MANIFEST_FILE,
     describe_replacement,
@@ -45,11 +46,14 @@ from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart
 from thinpipe.swarm.hub.run_settings import refuse_large_batches, reject_unused_settings, settings_for_peers
 from thinpipe.swarm.hub.services.files import ExpectedFile
 from thinpipe.swarm.protocol.decoding import DECODE_ERRORS
-from thinpipe.swarm.protocol.messages import Measure, RequestReply, RestoreFiles
+from thinpipe.swarm.protocol.messages import AnnouncementReply, Measure, RestoreFiles
 from thinpipe.train.console import Display
 from thinpipe.train.data_loading import LocalTokens, token_dtype, tokenizer_sha256
 
+_LOG = logging.getLogger(__name__)
 _MAX_FILE_NBYTES = 1 << 50
+_MAX_UNWRITTEN = 10_000
+"""Maximum number of events in memory that wait for disk space; the oldest are dropped."""
 
 
 class TrainingHost:
@@ -78,13 +82,17 @@ class TrainingHost:
         self.shared_nbytes = shared_nbytes(self.model, config)
         self.traffic = message_sizes(self.model, config).traffic(config)
         self.log = EventLog(events_path(config.job.dump_folder))
+        self._unwritten, self._log_failing = deque[AnyEvent](maxlen=_MAX_UNWRITTEN), False
+        """Events that a full disk has kept out of the log, and whether the owner has been informed of that."""
         self.tokenizer = _tokenizer_files(self.source.tokenizer_folder)
         self.source.save_tokenizer(config.job.dump_folder)
         self._step: Step | None = None
         self._stopped = ""
         self.ledger = open_ledger(self.commit_log, self.newest, self._notices.append)
-        with suppress(OSError):  # then only the commit log says which checkpoint is the newest
+        try:
             save_newest_manifest(self._newest_manifest_path, self.newest.manifest)
+        except OSError:  # then only the commit log says which checkpoint is the newest
+            _LOG.warning("%s cannot be written", self._newest_manifest_path, exc_info=True)
         self._announced_manifest: Manifest | None = None
         """Manifest of the checkpoint that peers are uploading."""
         self._plan: CommitPlan | None = None
@@ -181,37 +189,36 @@ class TrainingHost:
 
     def restore_request(self) -> RestoreFiles:
         self.ledger.abandon_pending()
-        text = f"the hub has lost {len(self.missing)} file(s) of step {self.committed}: giving it those that are here"
-        return RestoreFiles(
-            step=self.committed, files=dict(self.missing), manifest=self.newest.manifest.sha256, text=text
-        )
+        step, manifest = self.committed, self.newest.manifest.sha256
+        text = f"the hub has lost {len(self.missing)} file(s) of step {step}: uploading the copies stored here"
+        return RestoreFiles(step=step, files=dict(self.missing), manifest=manifest, text=text)
 
-    def describe_missing(self, present: Collection[str], away: Collection[str]) -> str:
-        return describe_missing_files(self.committed, self.ledger.holders_of(self.missing), present, away)
+    def describe_missing(self, present: Collection[str], absent: Collection[str]) -> str:
+        return describe_missing_files(self.committed, self.ledger.holders_of(self.missing), present, absent)
 
-    def roll_back(self, present: Collection[str], away: Collection[str]) -> str:
-        lost, why = self.newest, self.describe_missing(present, away)
+    def roll_back(self, present: Collection[str], absent: Collection[str]) -> RolledBack | str:
+        lost, why = self.newest, self.describe_missing(present, absent)
         try:
             older, _ = self.checkpoints.newest_complete(layers=(), below=lost.manifest.step)
-            if older is None and away:
-                return f"{why}, and there is no older checkpoint: waiting for those who are away"
+            if older is None and absent:
+                return f"{why}, and there is no older checkpoint: waiting for {', '.join(sorted(absent))} to connect"
             if older is None:
                 raise UserError("there is no older checkpoint")
             save_newest_manifest(self._newest_manifest_path, older.manifest)
-            place = set_aside(lost)
+            folder = set_aside(lost)
         except (UserError, OSError) as error:
             self._stopped = f"{why}, and {error}"
-            return f"cannot go on: {self._stopped}"
+            return f"the run cannot continue: {self._stopped}"
         self.newest, self._previous, self.missing = older, None, {}
         self.ledger.roll_back(self.committed)
-        return f"{why}: going on from step {self.committed}; what is left of step {lost.manifest.step} is in {place}"
+        return RolledBack(step=self.committed, lost_step=lost.manifest.step, reason=why, folder=str(folder))
 
     def compare_hashes(self, hashes: Mapping[str, str]) -> str:
         ours = self._hashes
         for field in dict.fromkeys((*ours, *hashes)):
             here, there = ours.get(field, "none"), hashes.get(field, "none")
             if here != there:
-                return f"{field[:80]} is {there[:80]} there and {here} at the hub: it must be the same"
+                return f"{field[:80]} is {there[:80]} at the peer and {here} at the hub: both must be equal"
         return ""
 
     def find(self, name: str) -> Path | None:
@@ -233,24 +240,24 @@ class TrainingHost:
 
     def on_checkpoint_announced(
         self, peer: str, generation: int, manifest: bytes, files: Collection[str]
-    ) -> RequestReply:
+    ) -> AnnouncementReply:
         try:
             announced = self._read_manifest(manifest)
             answer = self.ledger.announce(
                 peer, generation, state_of(announced), files, announced.sha256, time.monotonic()
             )
             if answer == "retry":
-                return RequestReply(retry_later=True)
+                return AnnouncementReply(retry_later=True)
             if answer == "begin":
                 self._announced_manifest = announced
                 self.checkpoints.begin(announced.step)
             self._commit_if_whole()
         except UserError as error:
-            return RequestReply(refusal=str(error))
+            return AnnouncementReply(refusal=str(error))
         except OSError as error:
             self.ledger.abandon_pending()
-            return RequestReply(refusal=f"the hub cannot write ({error.strerror or type(error).__name__})")
-        return RequestReply()
+            return AnnouncementReply(refusal=f"the hub cannot write ({error.strerror or type(error).__name__})")
+        return AnnouncementReply()
 
     def _read_manifest(self, data: bytes) -> Manifest:
         """Decodes an announced manifest and replaces its settings by the hub's. Raises UserError if it cannot belong to
@@ -258,15 +265,15 @@ class TrainingHost:
         try:
             announced = msgspec.json.decode(data, type=Manifest)
         except DECODE_ERRORS as error:
-            raise UserError(f"the manifest cannot be read: {error}") from None
+            raise UserError(f"the manifest cannot be decoded: {error}") from None
         sizes_are_right = all(0 <= entry.nbytes <= _MAX_FILE_NBYTES for entry in announced.files.values())
         names_are_right = bool(announced.files) and all(map(is_layer_file, announced.files))
         if announced != announced.with_checksum() or not names_are_right or not sizes_are_right:
-            raise UserError("the manifest is damaged")
+            raise UserError("the manifest has a wrong checksum, or names or sizes that no checkpoint has")
         ours = msgspec.json.decode(msgspec.json.encode(self.newest.manifest.model))  # tuples become lists, as in JSON
         family, version = self.newest.manifest.family, self.newest.manifest.format_version
         if (announced.model, announced.family, announced.format_version) != (ours, family, version):
-            raise UserError("the manifest is of another model")
+            raise UserError("the manifest describes another model")
         if not 0 < announced.step <= self.config.training.steps:
             raise UserError(f"there is no step {announced.step} in this run")
         return _with_our_settings(announced, dump_toml(self.config))
@@ -327,8 +334,10 @@ class TrainingHost:
                 self._notices.append(describe_replacement(commit))
         self.ledger.mark_committed(commit)
         self.newest, self._previous, self.missing = checkpoint, self.newest, {}
-        with suppress(OSError):  # removal is tried again after the next commit
+        try:
             self.checkpoints.keep_latest(self.config.checkpoint.keep_latest_k)
+        except OSError:
+            _LOG.warning("old checkpoints cannot be removed; trying again after the next commit", exc_info=True)
 
     def on_event(self, event: AnyEvent) -> None:
         if isinstance(event, Step):
@@ -339,10 +348,20 @@ class TrainingHost:
         if isinstance(event, Stopped) and event.reason == "not_finite":  # other reasons end a generation, not the run
             self._stopped = event.reason
         self.display.show(event)
+        self._write_to_log(event)
+
+    def _write_to_log(self, event: AnyEvent) -> None:
+        """Writes the event to the log, after those that a full disk has delayed; a full disk does not stop the run."""
+        self._unwritten.append(event)
         try:
-            self.log.write(event)
-        except OSError as error:  # a full disk is no reason to stop the run
-            self.display.show(SaveFailed(step=event.step, reason=f"event log: {error}"))
+            while self._unwritten:
+                self.log.write(self._unwritten[0])
+                self._unwritten.popleft()
+        except OSError as error:
+            if not self._log_failing:
+                reason = f"the event log cannot be written ({error.strerror or error}): free disk space at the hub"
+                self.display.show(SaveFailed(step=event.step, reason=reason))
+        self._log_failing = bool(self._unwritten)
 
     def close(self) -> None:
         self.log.close()
@@ -353,8 +372,11 @@ class TrainingHost:
         """Why the run has ended. A run is finished when its last step is committed, whatever peers report."""
         if self._stopped:
             return f"stopped: {self._stopped}"
-        finished = self.committed >= self.config.training.steps and not self.missing
-        return f"finished: the hub has the model in {self.config.job.dump_folder}" if finished else ""
+        return f"finished: the trained model is in {self.config.job.dump_folder}" if self.finished else ""
+
+    @property
+    def finished(self) -> bool:
+        return not self._stopped and self.committed >= self.config.training.steps and not self.missing
 
     @property
     def progress(self) -> Mapping[str, float]:

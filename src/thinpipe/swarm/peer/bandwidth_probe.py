@@ -72,8 +72,8 @@ def _result(answer: Future[bytes], nbytes: int, timeout_seconds: float) -> None:
         answer.result(timeout=timeout_seconds + 5)
     except TimeoutError:
         raise UserError(
-            f"the line to the hub did not carry {nbytes} bytes there and back within {timeout_seconds:g} seconds: "
-            "it is too slow to train over, or busy with something else"
+            f"the link to the hub did not carry {nbytes} bytes and the reply within {timeout_seconds:g} s: it is too "
+            "slow to train over, or busy; stop other transfers and try again"
         ) from None
 
 

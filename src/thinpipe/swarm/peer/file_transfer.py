@@ -74,7 +74,7 @@ def fetch(
     with _local_disk_errors(target):
         complete = file.finish()
     if not complete:
-        raise FileTransferError(f"{name} arrived with another sha256 than was promised and was deleted: fetch it again")
+        raise FileTransferError(f"{name} arrived with a wrong sha256 and was deleted: download it again")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _ChunkReader:
                 answer = requests.next_read_reply(name)
                 if answer.nbytes != file.nbytes or len(answer.data) != lengths.popleft():
                     file.discard()
-                    raise FileTransferError(f"{name} has changed at the hub: ask anew what it is, then fetch it again")
+                    raise FileTransferError(f"{name} has changed at the hub during the download: download it again")
                 yield answer.data
 
 
@@ -132,7 +132,10 @@ def push(
                     progress(answer.stored_nbytes, nbytes)
             tries = 0 if answer.stored_nbytes > before else tries + 1
             if tries > _MAX_ATTEMPTS and not answer.complete:
-                raise FileTransferError(f"the hub takes nothing more of {name}: see that nobody else sends it")
+                raise FileTransferError(
+                    f"the hub stores no more of {name} after {_MAX_ATTEMPTS} attempts: check that no other process "
+                    "uploads the same file"
+                )
 
 
 def _send_from(
@@ -147,7 +150,7 @@ def _send_from(
             file.seek(at)
             data = file.read(min(_CHUNK_NBYTES, nbytes - at))
             if not data:
-                raise FileTransferError(f"{file.name} became shorter while it was sent: send it again")
+                raise FileTransferError(f"{file.name} became shorter during the upload: upload it again")
             rate_limiter.wait(len(data))
             requests.submit(WriteChunk(name=name, offset=at, data=data))
             at += len(data)
@@ -170,5 +173,5 @@ def _local_disk_errors(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise FileTransferError(
-            f"{target} cannot be written ({error.strerror or error}): put that right, then fetch it again"
+            f"{target} cannot be written ({error.strerror or error}): fix this, then download the file again"
         ) from error

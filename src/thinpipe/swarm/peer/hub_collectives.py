@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ from thinpipe.swarm.protocol.reduction import MAX_WAIT_SECONDS, SERVICE, ReduceO
 from thinpipe.transport.collectives import StarCollectives
 from thinpipe.transport.nats.connection import HubConnection
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class HubCollectives(StarCollectives):
@@ -20,15 +20,24 @@ class HubCollectives(StarCollectives):
     objects go from peer to peer, as in `StarCollectives`."""
 
     def __init__(
-        self, group: dist.ProcessGroup, connection: HubConnection, generation: int, *, timeout_seconds: float
+        self,
+        group: dist.ProcessGroup,
+        connection: HubConnection,
+        generation: int,
+        *,
+        timeout_seconds: float,
+        before_reduce: Callable[[], None] = lambda: None,
     ) -> None:
+        """`before_reduce` is called before the request of every all-reduce."""
         super().__init__(group)
         self._connection, self._generation, self._timeout = connection, generation, timeout_seconds
+        self._before_reduce = before_reduce
         self._rounds = 0
 
     def _all_reduce(self, op: ReduceOp, numbers: Sequence[float]) -> list[float]:
         """Repeats the request until it is answered: the hub answers a repeated request with the same result. Raises
         ConnectionError when the generation is over or the timeout has passed."""
+        self._before_reduce()
         self._rounds += 1
         request = ReduceRequest(
             generation=self._generation, round_number=self._rounds, op=op, values=np.array(numbers, "<f8").tobytes()
@@ -37,8 +46,8 @@ class HubCollectives(StarCollectives):
         while time.monotonic() < deadline:
             try:
                 answer = self._connection.request(SERVICE, data, seconds=MAX_WAIT_SECONDS + 10)
-            except TimeoutError as error:
-                _log.warning("all-reduce %d of the generation is asked for again: %s", self._rounds, error)
+            except TimeoutError:
+                _LOG.warning("all-reduce %d: no answer of the hub, repeating the request", self._rounds)
                 continue
             reply = msgspec.msgpack.decode(answer, type=ReduceReply)
             if reply.refusal:
@@ -46,4 +55,4 @@ class HubCollectives(StarCollectives):
             if reply.values is not None:
                 found: list[float] = np.frombuffer(reply.values, "<f8").tolist()
                 return found
-        raise ConnectionError(f"the other peers did not reduce within {self._timeout:.0f} s")
+        raise ConnectionError(f"not all peers took part in an all-reduce within {self._timeout:.0f} s")

@@ -1,6 +1,7 @@
 """A peer's identity: the name and key for which an invite was exchanged, stored in the peer's folder for rejoining."""
 
 import asyncio
+import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from thinpipe.swarm.protocol.messages import JoinAnswer, JoinRequest
 from thinpipe.transport.nats.client import UnknownKeyError, UnreachableError, connect
 from thinpipe.transport.nats.connection import Address
 
+_LOG = logging.getLogger(__name__)
 _IDENTITY_FILE = "identity.toml"
 _ANSWER_SECONDS = 30.0
 """Timeout of a join request, in seconds."""
@@ -63,8 +65,8 @@ def accept_invite(invite: Invite, folder: Path, *, name: str, numerics: Numerics
         if (known.invite, known.fingerprint) == (invite.id, invite.fingerprint):
             return known
         raise UserError(
-            f"{folder} belongs to another invite (run {known.run}, as {known.name}): give --folder another one, "
-            f"or go on as {known.name} with `thinpipe join {folder}`"
+            f"{folder} belongs to another invite (peer {known.name} of run {known.run}): choose another --folder, or "
+            f"rejoin as {known.name} with `thinpipe join {folder}`"
         )
     pair, began = KeyPair.new(), time.monotonic()
     while True:
@@ -72,9 +74,10 @@ def accept_invite(invite: Invite, folder: Path, *, name: str, numerics: Numerics
             identity = asyncio.run(_join(invite, pair, name, numerics))
         except (UnreachableError, UnknownKeyError) as error:
             # nats-server rejects clients that authenticate while it reloads its configuration.
-            patience = _ADMITTED_SECONDS if isinstance(error, UnknownKeyError) else _REACH_SECONDS
-            if time.monotonic() - began > patience:
+            timeout_seconds = _ADMITTED_SECONDS if isinstance(error, UnknownKeyError) else _REACH_SECONDS
+            if time.monotonic() - began > timeout_seconds:
                 raise
+            _LOG.info("joining failed, trying again: %s", error)
             time.sleep(0.2)
             continue
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +121,7 @@ async def _ask(client: Client, invite: Invite, request: JoinRequest) -> JoinAnsw
         return msgspec.msgpack.decode(answer.data, type=JoinAnswer)
     except (NatsError, OSError, msgspec.MsgspecError) as error:
         raise UnreachableError(
-            f"the hub at {invite.url} did not answer ({error!r}): see that it runs, and try again"
+            f"the hub at {invite.url} did not answer ({error!r}): check that it runs, and try again"
         ) from error
 
 

@@ -1,6 +1,7 @@
 """`thinpipe join`: the peer process. Asks the hub what to do, does it and asks again, until the run ends or the user
 leaves."""
 
+import logging
 import secrets
 import shutil
 import time
@@ -27,6 +28,7 @@ from thinpipe.core.files import file_sha256, write_atomically
 from thinpipe.core.folder_lock import run_lock
 from thinpipe.core.numerics import numerics
 from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
+from thinpipe.core.program_output import log_to_file, plain_console
 from thinpipe.swarm.peer.bandwidth_probe import measure_latency, measure_rates
 from thinpipe.swarm.peer.file_transfer import push
 from thinpipe.swarm.peer.identity import Identity, accept_invite, load_identity
@@ -34,6 +36,7 @@ from thinpipe.swarm.peer.machine_probe import measure_machine
 from thinpipe.swarm.peer.remote_run import RemoteRun
 from thinpipe.swarm.peer.request_pipeline import FileTransferError
 from thinpipe.swarm.peer.standby import LINK_SHARE, StandbyMirror
+from thinpipe.swarm.protocol.decoding import sanitize
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.machine_report import MachineReport
 from thinpipe.swarm.protocol.messages import (
@@ -57,6 +60,7 @@ from thinpipe.transport.nats.connection import HubConnection
 from thinpipe.transport.nats.frame import Origin
 from thinpipe.transport.nats.world import open_nats_group
 
+_LOG = logging.getLogger(__name__)
 _ASK_SECONDS = 30.0
 """Timeout of a `NextRequest` in seconds; longer than the hub's long poll."""
 _RETRY_SECONDS = 2.0
@@ -64,8 +68,8 @@ _RETRY_SECONDS = 2.0
 _ADMITTED_SECONDS = 5.0
 """Seconds for which a refused or failed connection is retried."""
 _IN_USE_BY = (
-    "another `thinpipe join`, and a peer takes part once: end that one first (kill it if it does not hear Ctrl+C), or "
-    "join with another invite and another --folder"
+    "another `thinpipe join`: stop that process first (kill it if it does not react to Ctrl+C), or join with another "
+    "invite and another --folder"
 )
 _MAX_PAUSE_SECONDS = 64.0
 """Maximum pause, in seconds, between attempts when the disk has free space, but too little for this peer's files."""
@@ -78,14 +82,14 @@ def run(config: JoinConfig) -> int:
     EXIT_TEMPFAIL when the hub's owner has stopped the hub. Raises UserError (exit code 2) when the hub refuses this
     peer."""
     identity, folder = _load_or_create_identity(config)
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    with run_lock(folder, _IN_USE_BY):
-        console.print(f"you are {identity.name} in run {identity.run}; Ctrl+C leaves it")
+    console = plain_console()
+    with run_lock(folder, _IN_USE_BY), log_to_file(folder / "peer.log"):
+        console.print(f"joined run {identity.run} as {identity.name}; Ctrl+C leaves the run")
         return _run_until_done(PeerProcess(identity, folder, config, console))
 
 
 def _run_until_done(program: "PeerProcess") -> int:
-    """Restarts the peer's loop after lost connections, within the user's patience, and after a full disk."""
+    """Restarts the peer's loop after lost connections, for as long as the settings allow, and after a full disk."""
     config, console = program.config, program.console
     pause = _RETRY_SECONDS
     while True:
@@ -93,13 +97,14 @@ def _run_until_done(program: "PeerProcess") -> int:
             return program.run()
         except (ConnectionError, TimeoutError) as error:
             alone = time.monotonic() - program.last_answer
-            if alone > config.patience_seconds:
-                console.print(f"nothing was heard of the hub for {alone:.0f} s, so this is the end: {error}")
+            if alone > config.reconnect_timeout_seconds:
+                console.print(f"giving up, because the hub has not answered for {alone:.0f} s: {error}")
                 return 1
-            console.print(f"{error}; trying again for {config.patience_seconds - alone:.0f} s")
+            _LOG.warning("connection to the hub lost, connecting again: %s", sanitize(error))
+            console.print(f"{error}; connecting again for up to {config.reconnect_timeout_seconds - alone:.0f} s")
             time.sleep(_RETRY_SECONDS)
         except DiskFullError as error:
-            console.print(f"{error}; the others go on without this machine until there is room")
+            console.print(f"{error}; the other peers continue without this machine until disk space is free")
             time.sleep(pause)
             wait_for_disk_space(program.folder, console.print, who="this machine")
             pause = min(2 * pause, _MAX_PAUSE_SECONDS)
@@ -112,7 +117,7 @@ def _load_or_create_identity(config: JoinConfig) -> tuple[Identity, Path]:
     if config.invite and not Invite.is_invite(config.invite) and given.is_dir():
         identity = load_identity(given)
         if identity is None:
-            raise UserError(f"{given} is not the folder of a run that you have joined: give the invite line")
+            raise UserError(f"{given} is not the folder of an earlier `thinpipe join`: pass the invite instead")
         return (replace(identity, url=config.address_in(identity.url)), given)
     invite = Invite.read(config.invite)
     invite = msgspec.structs.replace(invite, url=config.address_in(invite.url))
@@ -126,9 +131,9 @@ class PeerProcess:
 
     def __init__(self, identity: Identity, folder: Path, config: JoinConfig, console: Console) -> None:
         self.identity, self.folder, self.config, self.console = identity, folder, config, console
-        self.incarnation, self.generation, self.why = secrets.token_hex(8), 0, ""
-        """`incarnation`: id of this process. `generation`: generation taken part in last. `why`: error that ended
-        it."""
+        self.incarnation, self.generation, self.error, self.stop_reason = secrets.token_hex(8), 0, "", ""
+        """`incarnation`: id of this process. `generation`: generation taken part in last. `error`, `stop_reason`: how
+        it ended; see `NextRequest`."""
         self.accusation: Accusation | None = None
         self.report: MachineReport | None = None
         self.concurrent: tuple[float, float] | None = None
@@ -185,16 +190,16 @@ class PeerProcess:
                     self._copy(connection, manifest)
                 case Measure() as measure:
                     self._measure(connection, measure)
-                case RestoreFiles() as give:
-                    self._restore_files(connection, give)
+                case RestoreFiles() as wanted:
+                    self._restore_files(connection, wanted)
                 case Assignment() as assignment:
                     if self._run_generation(connection, assignment):
                         self._leave(connection)
                         return 0
                 case Finished(text=text, will_resume=will_resume):
-                    back = f"`thinpipe join {self.folder}` comes back when the hub runs again"
+                    rejoin = f"run `thinpipe join {self.folder}` to continue when the hub runs again"
                     self._print_once(
-                        f"the hub's owner has stopped it: {back}" if will_resume else f"the run has ended; {text}"
+                        f"the hub's owner stopped the hub: {rejoin}" if will_resume else f"the run has ended: {text}"
                     )
                     self._announce_leave(connection)
                     return EXIT_TEMPFAIL if will_resume else 0
@@ -208,13 +213,14 @@ class PeerProcess:
             numerics=numerics(),
             report=self.report,
             left_generation=self.generation,
-            why=self.why[:MAX_TEXT_CHARACTERS],
+            error=self.error[:MAX_TEXT_CHARACTERS],
+            stop_reason=self.stop_reason,  # type: ignore[arg-type]
             accusation=self.accusation,
             concurrent_bps=self.concurrent,
             uploaded=self.uploaded,
         )
         data = connection.request("next", msgspec.msgpack.encode(request), seconds=_ASK_SECONDS)
-        self.why, self.accusation, self.concurrent = "", None, None
+        self.error, self.stop_reason, self.accusation, self.concurrent = "", "", None, None
         self.last_answer = time.monotonic()
         answer: Answer = msgspec.msgpack.decode(data, type=Answer)
         return answer
@@ -227,11 +233,11 @@ class PeerProcess:
     def _measure(self, connection: HubConnection, wanted: Measure) -> None:
         """Measures machine and link, or only the link if all peers measure at once."""
         if wanted.concurrent:
-            self._print_once("measuring the line while everybody does")
+            self._print_once("measuring the bandwidth of this machine's link, at the same time as all other peers")
             rates = measure_rates(connection)
             self.concurrent = rates.up_bps, rates.down_bps
             return
-        self._print_once("measuring this machine and its line")
+        self._print_once("measuring the speed of this machine and of its link to the hub")
         processor = measure_machine(
             self._settings(wanted.settings), dim=wanted.dim, memory_limit_nbytes=self.config.memory_nbytes
         )
@@ -252,20 +258,18 @@ class PeerProcess:
         uploaded = True
         for name, sha256 in wanted.files.items():
             if not is_layer_file(name):
-                raise UserError(f"the hub wants our {name[:80]!r}: it is no hub to trust")
+                raise UserError(f"the hub asks for {name[:80]!r}, which is no checkpoint file: do not trust this hub")
             path = folder / name
             try:
                 if path.is_file() and file_sha256(path) == sha256:
                     push(connection, path, f"{folder.name}/{name}")
             except UserError as error:
                 uploaded = False
-                self._print_once(f"could not give {name}: {error}")
+                self._print_once(f"could not upload {name}: {error}")
             except (ConnectionError, TimeoutError):
                 raise
             except OSError as error:  # an unreadable file counts as absent, so that the repair need not wait for it
-                self._print_once(
-                    f"{name} cannot be read here ({error.strerror or error}), so the hub must do without ours"
-                )
+                self._print_once(f"could not upload {name}, because it cannot be read ({error.strerror or error})")
         if uploaded:
             self.uploaded = wanted.manifest
         else:
@@ -276,9 +280,8 @@ class PeerProcess:
         self.generation = assignment.generation
         mine = assignment.names.index(self.identity.name)
         self._print_once(
-            f"generation {assignment.generation}: {assignment.shares[mine]} of {sum(assignment.shares)} segments, "
-            f"place {mine + 1} of "
-            f"{len(assignment.names)}; {assignment.text}"
+            f"generation {assignment.generation}: this machine computes {assignment.shares[mine]} of "
+            f"{sum(assignment.shares)} segments, as stage {mine + 1} of {len(assignment.names)}; {assignment.text}"
         )
         config = self._settings(assignment.settings)
         with self._local_disk_errors():
@@ -291,7 +294,6 @@ class PeerProcess:
             incarnation=assignment.incarnations[self.identity.name],
         )
         trainer: Trainer | None = None
-        reason = ""
         try:
             timeout = timedelta(seconds=config.parallelism.timeout_seconds)
             group = None
@@ -300,19 +302,19 @@ class PeerProcess:
                     connection, assignment.names, origin, timeout=timeout, incarnations=assignment.incarnations
                 )
             with self._local_disk_errors():
-                trainer = Trainer(config, group, remote_run)
-                reason = trainer.train()
+                trainer = remote_run.trainer = Trainer(config, group, remote_run)
+                self.stop_reason = trainer.train()
         except PoisonedError as error:
             name = assignment.names[error.sender]
             what = (
                 error.what if error.receiver is None else f"{error.what}, found by {assignment.names[error.receiver]}"
             )
             self.accusation = Accusation(name=name, step=error.step, what=what)
-            self.why = f"{name} was wrong twice in step {error.step}: {what}"
-            self._print_once(f"generation {assignment.generation} is over: {self.why}")
+            self.error = f"{name} sent bad values twice in step {error.step}: {what}"
+            self._print_once(f"generation {assignment.generation} ended: {self.error}")
         except (ConnectionError, TimeoutError, dist.DistError) as error:  # TimeoutError: the hub is frozen
-            self.why = str(error)
-            self._print_once(f"generation {assignment.generation} is over: {error}")
+            self.error = str(error)
+            self._print_once(f"generation {assignment.generation} ended: {error}")
         finally:
             connection.activity.end()  # uploads in `close` are not subject to stall detection
             if dist.is_initialized():
@@ -320,9 +322,9 @@ class PeerProcess:
             remote_run.close()
         if trainer is None or trainer.stop_requested_here:
             return trainer is not None
-        if reason == "not_saved" and trainer.finished_steps == config.training.steps:
+        if self.stop_reason == "not_saved" and trainer.finished_steps == config.training.steps:
             self._print_once(
-                f"the last step could not be saved: make room; trying again in {_DISK_FULL_RETRY_SECONDS:.0f} s"
+                f"the last step could not be saved: free disk space; trying again in {_DISK_FULL_RETRY_SECONDS:.0f} s"
             )
             time.sleep(_DISK_FULL_RETRY_SECONDS)
         return False
@@ -337,12 +339,12 @@ class PeerProcess:
         except (OSError, FileTransferError) as error:
             if is_disk_full(error):
                 raise DiskFullError(
-                    f"generation {self.generation} is over: no room on the disk of {self.folder}"
+                    f"this machine left generation {self.generation}, because the disk of {self.folder} is full"
                 ) from error
             if isinstance(error, FileTransferError):
                 raise
             raise UserError(
-                f"this machine cannot go on ({error}): put that right, then `thinpipe join {self.folder}` comes back"
+                f"this machine cannot continue ({error}): fix this, then run `thinpipe join {self.folder}`"
             ) from error
 
     def _settings(self, text: str) -> RunConfig:
@@ -371,11 +373,11 @@ class PeerProcess:
         write_atomically(newest / MANIFEST, assignment.manifest)
 
     def _leave(self, connection: HubConnection) -> None:
-        self._print_once(f"leaving; `thinpipe join {self.folder}` comes back")
+        self._print_once(f"leaving the run; `thinpipe join {self.folder}` rejoins it")
         self._announce_leave(connection)
 
     def _announce_leave(self, connection: HubConnection) -> None:
-        """Tells the hub that this process ends."""
+        """Announces to the hub that this process ends."""
         with suppress(ConnectionError, TimeoutError):  # the hub then notices by missing heartbeats
             connection.request("leave", msgspec.msgpack.encode(LeaveRequest(incarnation=self.incarnation)), seconds=5)
 

@@ -1,6 +1,7 @@
 """The run environment of a peer: token batches, layers and stop requests come from the hub; events and saved
 checkpoints go to it."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,30 +25,35 @@ from thinpipe.data import Cursor
 from thinpipe.swarm.peer.file_transfer import fetch, push, stat
 from thinpipe.swarm.peer.hub_collectives import HubCollectives
 from thinpipe.swarm.peer.request_pipeline import FileTransferError, RateLimiter
+from thinpipe.swarm.protocol.decoding import sanitize
 from thinpipe.swarm.protocol.file_messages import is_safe_path
 from thinpipe.swarm.protocol.messages import (
     MAX_UPLOAD_SECONDS,
+    AnnouncementReply,
     Assignment,
     CheckpointAnnouncement,
     EventReport,
+    LeaveRequest,
+    ReadyReply,
     ReadyRequest,
-    RequestReply,
     TokensRequest,
     is_near_removal,
 )
 from thinpipe.train.data_loading import DatasetInfo, token_dtype, tokenizer_sha256
 from thinpipe.train.engine import Ids
 from thinpipe.train.run_environment import RunEnvironment
+from thinpipe.train.trainer import Trainer
 from thinpipe.transport.collectives import Collectives, collectives_for
 from thinpipe.transport.nats.connection import HubConnection
 
+_LOG = logging.getLogger(__name__)
 _SECONDS, _RETRY_SECONDS = 60.0, 0.25
 """`_SECONDS`: timeout of a request to the hub. `_RETRY_SECONDS`: pause before a request is repeated."""
 _BATCHES_AHEAD = 2
 """Number of batches prefetched beyond the current one."""
-_OVER = "the hub says that the generation is over"
+_OVER = "the hub has ended the generation"
 
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 """Prints a line of text for the peer's user."""
 
 
@@ -90,21 +96,25 @@ class RemoteTokens:
             raise ConnectionError(_OVER)
         ids = np.frombuffer(data, self._dtype)
         if ids.size != self._batch * (self._seq_len + 1):
-            raise ConnectionError(f"the hub sent {ids.size} ids for a batch of {self._batch} x {self._seq_len + 1}")
+            raise ConnectionError(
+                f"the hub sent {ids.size} token ids instead of a batch of {self._batch} x {self._seq_len + 1}"
+            )
         return ids.reshape(self._batch, self._seq_len + 1).astype(np.int64)
 
 
-def _tell_once_started(tell: Tell, words: str, _have: int, _nbytes: int) -> None:
+def _print_once_started(print_line: PrintLine, words: str, _have: int, _nbytes: int) -> None:
     """Progress callback: prints only for files that are actually downloaded, not for those already complete on disk."""
-    tell(words)
+    print_line(words)
 
 
 class RemoteRun(RunEnvironment):
     """Run environment for one generation; see `RunEnvironment`. `close` waits until the uploads of saved checkpoints
     are done."""
 
-    def __init__(self, connection: HubConnection, assignment: Assignment, config: RunConfig, tell: Tell) -> None:
-        self._connection, self._assignment, self._config, self._tell = connection, assignment, config, tell
+    def __init__(
+        self, connection: HubConnection, assignment: Assignment, config: RunConfig, print_line: PrintLine
+    ) -> None:
+        self._connection, self._assignment, self._config, self._print = connection, assignment, config, print_line
         self._folder = config.job.dump_folder
         self._manifest = msgspec.json.decode(assignment.manifest, type=Manifest)
         self._is_first = assignment.names[0] == connection.address.name
@@ -113,16 +123,34 @@ class RemoteRun(RunEnvironment):
         self._cancel = connection.subscribe_broadcast("stop", lambda _data: self._stop.set())
         rate = assignment.upload_bytes_per_second.get(connection.address.name)
         self._uploader = Uploader(
-            connection, assignment.generation, tell, bytes_per_second=rate, committed=self._manifest.step
+            connection, assignment.generation, print_line, bytes_per_second=rate, committed=self._manifest.step
         )
         self._own_files: list[str] = []
         """Checkpoint files of this peer's layers."""
+        self.trainer: Trainer | None = None
+        """Trainer of the generation, once there is one: it knows whether this peer's user wants to leave."""
+        self._has_announced_leave = False
 
     def collectives(self, group: dist.ProcessGroup | None) -> Collectives:
         if group is None:
             return collectives_for(None)
         timeout = self._config.parallelism.timeout_seconds
-        return HubCollectives(group, self._connection, self._assignment.generation, timeout_seconds=timeout)
+        return HubCollectives(
+            group,
+            self._connection,
+            self._assignment.generation,
+            timeout_seconds=timeout,
+            before_reduce=self._announce_leave,
+        )
+
+    def _announce_leave(self) -> None:
+        """Announces once that this peer's user has asked it to leave. Runs before the all-reduce that carries the stop
+        request, so that the hub knows which peer ends the generation before any other peer does."""
+        if self._has_announced_leave or self.trainer is None or not self.trainer.stop_requested_here:
+            return
+        self._has_announced_leave = True
+        request = LeaveRequest(incarnation=self._connection.activity.heartbeat().incarnation, after_saving=True)
+        self._connection.request("leave", msgspec.msgpack.encode(request), seconds=_SECONDS)
 
     def step(self) -> AbstractContextManager[None]:
         return self._connection.activity.step()
@@ -134,11 +162,13 @@ class RemoteRun(RunEnvironment):
         self._own_files = files
         wanted = {name: self._manifest.files[name] for name in files if name in self._manifest.files}
         for number, (name, entry) in enumerate(wanted.items(), 1):
-            words = f"fetching {name}, {number} of {len(wanted)}, {entry.nbytes / 1e6:.1f} MB"
+            words = f"downloading {name} ({entry.nbytes / 1e6:.1f} MB), file {number} of {len(wanted)}"
             self._fetch(f"{step}/{name}", target / name, entry.nbytes, entry.sha256, words)
         for name in self._assignment.tokenizer:
             if not (is_safe_path(name) and name.startswith("tokenizer/")):
-                raise UserError(f"the hub wants to write to {name[:80]!r} here: it is no hub to trust")
+                raise UserError(
+                    f"the hub sends a file named {name[:80]!r}, outside of its folder: do not trust this hub"
+                )
             found = stat(self._connection, name)
             self._fetch(name, self._folder / name, found.nbytes, found.sha256)
 
@@ -146,7 +176,7 @@ class RemoteRun(RunEnvironment):
         """Downloads a file. A bad file at the hub ends the generation (ConnectionError), not this process: the hub
         looks for another copy. Errors of the local disk are raised as FileTransferError."""
         try:
-            progress = partial(_tell_once_started, self._tell, words) if words else None
+            progress = partial(_print_once_started, self._print, words) if words else None
             fetch(self._connection, name, target, nbytes=nbytes, sha256=sha256, progress=progress)
         except FileTransferError as error:
             if isinstance(error.__cause__, OSError):  # the local disk
@@ -161,7 +191,7 @@ class RemoteRun(RunEnvironment):
         request = msgspec.msgpack.encode(
             ReadyRequest(generation=self._assignment.generation, hashes=ours | dict(hashes))
         )
-        answer = msgspec.msgpack.decode(self._connection.request("ready", request, seconds=_SECONDS), type=RequestReply)
+        answer = msgspec.msgpack.decode(self._connection.request("ready", request, seconds=_SECONDS), type=ReadyReply)
         if answer.generation_over:
             raise ConnectionError(_OVER)
         if answer.refusal:
@@ -202,12 +232,12 @@ class Uploader:
         self,
         connection: HubConnection,
         generation: int,
-        tell: Tell,
+        print_line: PrintLine,
         *,
         bytes_per_second: float | None = None,
         committed: int = 0,
     ) -> None:
-        self._connection, self._generation, self._tell = connection, generation, tell
+        self._connection, self._generation, self._print = connection, generation, print_line
         self._rate_limiter = RateLimiter(bytes_per_second)
         self._committed = committed
         self._sent: Path | None = None
@@ -250,7 +280,8 @@ class Uploader:
                 if self._send(path, files):
                     self._sent = path
             except (OSError, UserError) as error:  # not fatal: a lost hub ends the generation elsewhere
-                self._tell(f"could not send {path.name} to the hub: {error}")
+                self._print(f"could not upload {path.name} to the hub: {error}")
+                _LOG.warning("upload of %s failed: %s", path.name, sanitize(error))
             finally:
                 self._sending = None
 
@@ -273,7 +304,7 @@ class Uploader:
         deadline = time.monotonic() + MAX_UPLOAD_SECONDS
         while time.monotonic() < deadline:
             answer = msgspec.msgpack.decode(
-                self._connection.request("checkpoint", request, seconds=_SECONDS), type=RequestReply
+                self._connection.request("checkpoint", request, seconds=_SECONDS), type=AnnouncementReply
             )
             if answer.refusal:
                 raise UserError(answer.refusal)
@@ -283,4 +314,4 @@ class Uploader:
             with self._changed:
                 if self._changed.wait_for(lambda: self._waiting is not None, timeout=_RETRY_SECONDS):
                     return False
-        raise UserError("somebody's older one does not get there")
+        raise UserError(f"the hub has waited for an older checkpoint of slower peers for {MAX_UPLOAD_SECONDS:.0f} s")

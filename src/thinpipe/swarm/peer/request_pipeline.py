@@ -45,20 +45,20 @@ class RequestPipeline:
         """Waits for the reply to the oldest request. Raises FileTransferError if it is a refusal."""
         answer = self._next(READ_REPLY_DECODER)
         if answer.reason:
-            raise FileTransferError(f"the hub does not give us {name}: {answer.reason}")
+            raise FileTransferError(f"download of {name} refused: {answer.reason}")
         return answer
 
     def next_write_reply(self, name: str) -> WriteReply:
         """Waits for the reply to the oldest request. Raises FileTransferError if it is a refusal."""
         answer = self._next(WRITE_REPLY_DECODER)
         if answer.reason:
-            raise FileTransferError(f"the hub does not keep our {name}: {answer.reason}")
+            raise FileTransferError(f"upload of {name} refused: {answer.reason}")
         return answer
 
     def _next(self, decoder: msgspec.msgpack.Decoder[Message]) -> Message:
         answer = decode(decoder, self._connection.await_reply(self._in_flight.popleft(), seconds=self._seconds))
         if answer is None:
-            raise FileTransferError("the hub answers what we do not understand: use the same version of thinpipe")
+            raise FileTransferError("the hub sent an unknown reply: install the same version of thinpipe as the hub's")
         return answer
 
     def __enter__(self) -> Self:
@@ -75,7 +75,7 @@ class RateLimiter:
 
     def __init__(self, bytes_per_second: float | None) -> None:
         if bytes_per_second is not None and not bytes_per_second > 0:
-            raise ValueError(f"bytes_per_second is {bytes_per_second}: use a number above 0")
+            raise ValueError(f"bytes_per_second is {bytes_per_second}: must be above 0")
         self._rate = bytes_per_second
         self._free_at = time.monotonic()
         self._disabled = threading.Event()

@@ -4,6 +4,7 @@ Copies one file at a time, at a fraction of the downlink, in a background thread
 standby is assigned to a generation are fetched then.
 """
 
+import logging
 import os
 import shutil
 import threading
@@ -19,10 +20,12 @@ from thinpipe.core.files import write_atomically
 from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
 from thinpipe.swarm.peer.file_transfer import fetch
 from thinpipe.swarm.peer.request_pipeline import RateLimiter
+from thinpipe.swarm.protocol.decoding import DECODE_ERRORS, sanitize
 from thinpipe.swarm.protocol.file_messages import MAX_CHUNK_NBYTES, is_safe_path
 from thinpipe.swarm.protocol.partial_file import PartialFile
 from thinpipe.transport.nats.connection import HubConnection
 
+_LOG = logging.getLogger(__name__)
 LINK_SHARE = 0.25
 """Fraction of the peer's downlink rate used for mirroring: the hub's link is busy with the messages of computing
 peers."""
@@ -79,8 +82,10 @@ class StandbyMirror:
             announced = msgspec.json.decode(manifest, type=Manifest)
             self._copy(connection, announced, bytes_per_second)
             self._mirrored, self.problem = (manifest, announced), ""
-        except (_StoppedError, OSError, UserError, msgspec.MsgspecError):
-            pass  # tried again with the manifest of the hub's next answer
+        except _StoppedError:
+            pass
+        except (OSError, UserError, *DECODE_ERRORS) as error:  # tried again after the hub's next answer
+            _LOG.warning("the newest checkpoint could not be mirrored: %s", sanitize(error))
 
     def _copy(self, connection: HubConnection, manifest: Manifest, bytes_per_second: float | None) -> None:
         """Fetches the missing files, writes the manifest and deletes older checkpoints."""
@@ -116,7 +121,7 @@ class StandbyMirror:
         """True if the file is here. An unchanged file of the previously mirrored checkpoint is hard-linked."""
         self._raise_if_stopped()
         if not is_safe_path(f"{target.name}/{name}"):
-            raise UserError(f"the hub wants to write to {name[:80]!r} here: it is no hub to trust")
+            raise UserError(f"the hub sends a file named {name[:80]!r}, outside of its folder: do not trust this hub")
         file = PartialFile(target / name, nbytes=entry.nbytes, sha256=entry.sha256)
         if file.is_complete():
             return True
@@ -139,8 +144,8 @@ class StandbyMirror:
         nbytes, free = sum(entry.nbytes for entry in missing.values()), shutil.disk_usage(self._folder).free
         if nbytes + _FREE_NBYTES > free:
             self.problem = (
-                f"a copy of the model would take {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in "
-                f"{self._folder}: this standby fetches its part when it is needed"
+                f"no copy of the checkpoint is kept in advance: it takes {nbytes / 1e9:.1f} GB, and {self._folder} has "
+                f"{free / 1e9:.1f} GB of free disk space"
             )
             raise _StoppedError
 

@@ -56,13 +56,13 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
         line = "".join(line.split())  # mail programs break lines
         if (other := _ANY_PREFIX.match(line)) and other[0] != _PREFIX:
             raise UserError(
-                f"this invite begins with {other[0]!r} and ours with {_PREFIX!r}: the hub runs another version of "
-                "thinpipe, install that one here, or have the hub upgraded and ask for a new invite"
+                f"this invite begins with {other[0]!r}, and this version of thinpipe reads {_PREFIX!r}: install the "
+                "hub's version of thinpipe, or ask its owner to upgrade the hub and to send a new invite"
             )
         if not line.startswith(_PREFIX):
             raise UserError(f"an invite begins with {_PREFIX!r}: copy the whole line that `thinpipe hub` printed")
         if len(line) > MAX_CHARACTERS:
-            raise UserError("this invite is too long to be one: copy the line that `thinpipe hub` printed, and no more")
+            raise UserError("this invite is too long: copy only the line that `thinpipe hub` printed")
         try:
             text = line.removeprefix(_PREFIX)
             data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
@@ -81,7 +81,7 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
             check_name(invite.id)  # it becomes the name of a folder
         except (ValueError, msgspec.MsgspecError, UserError):
             raise UserError(
-                "this invite is damaged: some of it is missing or changed; copy the whole line from `thinpipe hub`"
+                "this invite is damaged, with missing or changed letters: copy the whole line from `thinpipe hub`"
             ) from None
         return invite
 

@@ -42,7 +42,7 @@ class KeyPair:
             public_key = ""
         if not is_public_key(public_key):
             raise UserError(
-                "this is not the seed of a user's key, which is 58 letters and digits from SU on: copy it whole"
+                "this is not the seed of a user's key (58 letters and digits that begin with SU): copy all of it"
             )
         return cls(seed, public_key)
 

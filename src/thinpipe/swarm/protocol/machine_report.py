@@ -54,9 +54,8 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
     def in_words(self) -> str:
         return (
             f"this machine: {format_flops(self.processor.flops)}, {format_bytes(self.processor.memory_nbytes)} of "
-            "memory; "
-            f"its line: {format_bit_rate(self.up_bps)} up, {format_bit_rate(self.down_bps)} down, "
-            f"{self.latency_s * 1e3:.0f} ms there and back"
+            f"memory; link: {format_bit_rate(self.up_bps)} up, {format_bit_rate(self.down_bps)} down, "
+            f"round trip {self.latency_s * 1e3:.0f} ms"
         )
 
     def machine(self, name: str) -> Machine:

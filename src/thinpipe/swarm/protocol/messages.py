@@ -81,8 +81,11 @@ class NextRequest(Message, frozen=True, kw_only=True):
     """Measured speed and memory of the machine; None: not measured yet."""
     left_generation: _Count = 0
     """Number of the generation that this peer has just left; 0: none."""
-    why: _Text = ""
+    error: _Text = ""
     """Error that made the peer leave the generation; empty if there was none."""
+    stop_reason: Literal["", "finished", "signal", "not_finite", "not_saved"] = ""
+    """Reason with which training stopped in the generation that this peer has just left (see `core.events.Stopped`);
+    empty if training did not stop in order."""
     accusation: Accusation | None = None
     """Peer that this peer holds responsible for the end of the generation, if any."""
     concurrent_bps: tuple[PositiveFloat, PositiveFloat] | None = None
@@ -101,6 +104,13 @@ class LeaveRequest(Message, frozen=True, kw_only=True):
 
     incarnation: _Short
     """Incarnation id of the process that ends. Ignored unless it is the peer's current incarnation."""
+    after_saving: bool = False
+    """True: the process takes part until its generation has stopped and saved, and then ends. The hub learns from this
+    announcement which peer ends the generation."""
+
+
+class LeaveReply(Message, frozen=True, kw_only=True):
+    """Confirmation of a `LeaveRequest`."""
 
 
 class Standby(Message, frozen=True, kw_only=True, tag="standby"):
@@ -190,17 +200,13 @@ class ReadyRequest(Message, frozen=True, kw_only=True):
     """Hashes by field name: settings, tokenizer, and the model's basis and fixed tables."""
 
 
-class RequestReply(Message, frozen=True, kw_only=True):
-    """Reply to `ReadyRequest`, `LeaveRequest` and `CheckpointAnnouncement`."""
+class ReadyReply(Message, frozen=True, kw_only=True):
+    """Reply to `ReadyRequest`."""
 
     refusal: str = ""
     """Reason of a refusal; empty: accepted."""
-    retry_later: bool = False
-    """True: the hub cannot accept this yet; repeat the request in a moment."""
     generation_over: bool = False
     """True: the generation is over; the peer asks with `NextRequest` what to do."""
-    committed: int = 0
-    """Step of the newest commit; 0: none yet."""
 
 
 class TokensRequest(Message, frozen=True, kw_only=True):
@@ -219,6 +225,17 @@ class CheckpointAnnouncement(Message, frozen=True, kw_only=True):
     """Manifest of the whole checkpoint, as JSON; the same at all peers."""
     files: list[str]
     """Names of the files that this peer uploads."""
+
+
+class AnnouncementReply(Message, frozen=True, kw_only=True):
+    """Reply to `CheckpointAnnouncement`."""
+
+    refusal: str = ""
+    """Reason of a refusal; empty: accepted."""
+    retry_later: bool = False
+    """True: the hub still receives an older checkpoint; announce again in a moment."""
+    committed: int = 0
+    """Step of the newest commit; 0: none yet."""
 
 
 class EventReport(Message, frozen=True, kw_only=True):

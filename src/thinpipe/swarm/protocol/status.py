@@ -34,7 +34,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What the next generation waits for, in words; empty while one is running."""
     peers: list[PeerStatus]
     """Present peers."""
-    away: list[str]
+    absent: list[str]
     """Names of the absent peers."""
     bottleneck: str
     """Slowest part of the pipeline, in words."""
@@ -58,7 +58,7 @@ def render(status: Status) -> "RenderableType":
         table.add_row(peer.name, str(peer.segments or "-"), *_figures(peer.report))
     lines = [
         f"run {status.run}: "
-        + (f"generation {status.generation}" if status.generation else f"waits: {status.waits_for}")
+        + (f"generation {status.generation}" if status.generation else f"waiting ({status.waits_for})")
     ]
     if status.progress:
         numbers = status.progress
@@ -72,14 +72,14 @@ def render(status: Status) -> "RenderableType":
         lines.append(f"slowest part: {status.bottleneck}")
     up, down = status.hub_bps
     lines.append(f"the hub's link: {_mbps(up)} Mbps up, {_mbps(down)} Mbps down")
-    if status.away:
-        lines.append(f"not there: {', '.join(status.away)}")
+    if status.absent:
+        lines.append(f"not connected: {', '.join(status.absent)}")
     return Group(*lines, table)
 
 
 def _figures(report: MachineReport | None) -> tuple[str, ...]:
     if report is None:
-        return ("is being measured",)
+        return ("not measured yet",)
     return (
         report.processor.device,
         format_flops(report.processor.flops),
@@ -100,7 +100,7 @@ def machines_from_status(status: Status) -> Machines:
     measured."""
     measured = [(peer.name, peer.report) for peer in status.peers if peer.report is not None]
     if not measured:
-        raise UserError("no peer has been measured yet: wait until `thinpipe status` shows figures of one")
+        raise UserError("no peer has been measured yet: wait until `thinpipe status` shows the speed of a peer")
     machines = tuple(
         Machine(
             name=name,
@@ -112,7 +112,9 @@ def machines_from_status(status: Status) -> Machines:
         )
         for name, report in measured
     )
-    assumptions = ["measured speeds are of matrix products alone: whole steps are slower"]
-    assumptions += [f"{peer.name} is not measured yet and left out" for peer in status.peers if peer.report is None]
+    assumptions = ["measured speeds are those of matrix products: whole steps are slower"]
+    assumptions += [
+        f"{peer.name} is left out, because it is not measured yet" for peer in status.peers if peer.report is None
+    ]
     up_bps, down_bps = status.hub_bps
     return Machines(machines=machines, hub=Hub(up_bps=up_bps, down_bps=down_bps), assumptions=tuple(assumptions))

@@ -69,25 +69,26 @@ class CommitLedger:
                 return "retry"
             pending = self._pending = _PendingCheckpoint(state, manifest_sha256, self._names, now)
         if (state, manifest_sha256) != (pending.state, pending.manifest_sha256):
-            raise UserError(f"another peer has told another checkpoint of step {pending.state.step}")
+            raise UserError(f"another peer has announced different contents of step {pending.state.step}")
         pending.unannounced.discard(peer)
         pending.announced_files[peer] = frozenset(files)
         if unavailable := pending.unavailable_files(self._gone):
             self._pending = None
-            raise UserError(f"nobody who is there has {unavailable[0]} of step {state.step}")
+            raise UserError(f"no connected peer has {unavailable[0]} of step {state.step}")
         return "begin" if begins else "send"
 
     def _refuse(self, peer: str, generation: int, state: CommitState) -> None:
         """Raises UserError if the announcement cannot become a commit."""
         if generation != self.generation or peer not in self._names:
-            raise UserError("it is not of this generation")
+            raise UserError("the checkpoint is not of the current generation")
         if state.step < self.newest:
             raise UserError(f"there is a newer checkpoint, of step {self.newest}")
         if state.step not in (self.newest, self.pending_step) and self._gone & self._names:
-            raise UserError(f"{', '.join(sorted(self._gone & self._names))} is gone, and its part with it")
+            missing = ", ".join(sorted(self._gone & self._names))
+            raise UserError(f"{missing} left before uploading its part of step {state.step}")
         if state.step == self.newest and self._history.sha256(state.step) not in ("", state.sha256):
             raise UserError(
-                f"step {state.step} is committed with other contents, and what is committed does not change"
+                f"step {state.step} is already committed with different contents, and commits do not change"
             )
 
     def drop_peer(self, peer: str) -> None:

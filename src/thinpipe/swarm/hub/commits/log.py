@@ -5,6 +5,7 @@ last line: the line is dropped, and the record of the checkpoint, which is compl
 removed; a record takes some 150 bytes per checkpoint file.
 """
 
+import errno
 import io
 import os
 from pathlib import Path
@@ -45,7 +46,7 @@ class CommitLog:
         begin, line = self._file.tell(), msgspec.json.encode(commit) + b"\n"
         try:
             if self._file.write(line) < len(line):
-                raise OSError(f"{self._path} could not be written whole")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
             os.fsync(self._file.fileno())
         except OSError:
             self._truncate(begin)
@@ -75,11 +76,11 @@ def _read(path: Path, history: CommitHistory) -> int:
                 if not file.read(1):
                     break
                 raise UserError(
-                    f"line {number} of {path} cannot be read: {error}; put the file back as it was"
+                    f"line {number} of {path} is damaged ({error}): restore the file from a backup"
                 ) from None
             if not history.accepts(commit):
                 raise UserError(
-                    f"line {number} of {path} commits step {commit.step} again: put the file back as it was"
+                    f"line {number} of {path} commits step {commit.step} a second time: restore the file from a backup"
                 )
             history.add(commit)
             nbytes += len(line)

@@ -3,6 +3,7 @@
 Peers keep their part of every commit until the hub has a newer one, so they can upload lost files again.
 """
 
+import logging
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from thinpipe.checkpoint.storage import layer_of
 from thinpipe.core.files import file_sha256, sync_folder, write_atomically
 from thinpipe.core.run_folder import MANIFEST
 
+_LOG = logging.getLogger(__name__)
 _CORRUPT_SUFFIX, _LOST_PREFIX = ".corrupt", "lost-"
 _MAX_NAMED = 3
 
@@ -22,9 +24,11 @@ def find_missing(checkpoint: Checkpoint) -> dict[str, str]:
     """Reads every file of the checkpoint; returns the sha256 of the missing or corrupt ones, by file name. A corrupt
     file is renamed, so that a good one can take its place; a missing manifest is written again."""
     missing: dict[str, str] = {}
-    with suppress(OSError):  # tried again at the next verification
+    try:
         if not (checkpoint.path / MANIFEST).exists():
             restore_manifest(checkpoint)
+    except OSError:  # tried again at the next verification
+        _LOG.warning("the manifest of %s cannot be restored", checkpoint.path, exc_info=True)
     for name, entry in checkpoint.manifest.files.items():
         path = checkpoint.path / name
         with suppress(OSError):  # an unreadable file counts as missing
@@ -56,20 +60,20 @@ def set_aside(checkpoint: Checkpoint) -> Path:
 
 
 def describe_missing_files(
-    step: int, holders: Mapping[str, Collection[str]], present: Collection[str], away: Collection[str]
+    step: int, holders: Mapping[str, Collection[str]], present: Collection[str], absent: Collection[str]
 ) -> str:
     """The missing files and their holders, for people. `holders`: peers by missing file.
 
-    For example "step 120 of blocks.3 is lost at the hub (held by carol, who is away)".
+    For example "the hub has lost blocks.3 of step 120 (copies at carol, not connected)".
     """
     names = sorted(map(layer_of, holders))
     shown = ", ".join(names[:_MAX_NAMED]) + (f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else "")
     known = sorted({name for names in holders.values() for name in names})
     gone = [name for name in known if name not in present]
     if gone:
-        who = f"held by {', '.join(gone)}, who {'is' if len(gone) == 1 else 'are'} away"
+        who = f"copies at {', '.join(gone)}, not connected"
     elif known:
-        who = f"held by {', '.join(known)}"
+        who = f"copies at {', '.join(known)}"
     else:
-        who = f"not known who held it; away: {', '.join(sorted(away)) or 'nobody'}"
-    return f"step {step} of {shown} is lost at the hub ({who})"
+        who = f"no known copy; peers that are not connected: {', '.join(sorted(absent)) or 'none'}"
+    return f"the hub has lost {shown} of step {step} ({who})"

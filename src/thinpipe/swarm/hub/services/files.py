@@ -31,7 +31,7 @@ from thinpipe.swarm.protocol.file_messages import (
 )
 from thinpipe.swarm.protocol.partial_file import PartialFile
 
-_BUSY = f"it has more than {MAX_IN_FLIGHT} requests of ours under way"
+_BUSY = f"more than {MAX_IN_FLIGHT} requests of this peer are in flight"
 Find = Callable[[str], Path | None]
 """Path of the file with this name; None if there is none."""
 
@@ -70,14 +70,14 @@ class FileReadService:
     async def _answer(self, request: StatFile | ReadChunk) -> ReadReply:
         path = self._find(request.name) if is_safe_path(request.name) else None
         if path is None:
-            return ReadReply(reason="it has no such file")
+            return ReadReply(reason="the hub has no such file")
         try:
             if isinstance(request, ReadChunk):
                 return await asyncio.to_thread(_read, path, request)
             nbytes, sha256 = await self._digests.of(path)
             return ReadReply(nbytes=nbytes, sha256=sha256)
         except OSError as error:
-            return ReadReply(reason=f"it cannot read the file ({_error_text(error)})")
+            return ReadReply(reason=f"the hub cannot read the file ({_error_text(error)})")
 
 
 class FileWriteService:
@@ -99,7 +99,7 @@ class FileWriteService:
     async def _answer(self, peer: str, request: BeginWrite | WriteChunk) -> WriteReply:
         expected = self._accept(peer, request.name) if is_safe_path(request.name) else None
         if expected is None:
-            return WriteReply(reason="it expects no such file from us")
+            return WriteReply(reason="the hub does not expect this file from this peer")
         # No await since the request arrived, and the lock is fair: chunks keep their order.
         async with self._locks[expected.target]:
             try:
@@ -108,7 +108,7 @@ class FileWriteService:
                 else:
                     answer = await asyncio.to_thread(_write, expected, request)
             except OSError as error:
-                answer = WriteReply(reason=f"it cannot write the file ({_error_text(error)})")
+                answer = WriteReply(reason=f"the hub cannot write the file ({_error_text(error)})")
                 if self._on_save_failed is not None:
                     self._on_save_failed(peer, request.name, _error_text(error))
         if answer.complete:
@@ -158,16 +158,16 @@ def _write(expected: ExpectedFile, request: BeginWrite | WriteChunk) -> WriteRep
         if request.nbytes != expected.nbytes:
             return WriteReply(
                 stored_nbytes=stored_nbytes,
-                reason=f"it expects a file of {expected.nbytes} bytes, and ours has {request.nbytes}",
+                reason=f"the hub expects {expected.nbytes} bytes, and the file has {request.nbytes}",
             )
     elif request.offset == stored_nbytes:
         if stored_nbytes + len(request.data) > expected.nbytes:
-            return WriteReply(stored_nbytes=stored_nbytes, reason=f"it expects no more than {expected.nbytes} bytes")
+            return WriteReply(stored_nbytes=stored_nbytes, reason=f"the hub expects at most {expected.nbytes} bytes")
         stored_nbytes = file.append(request.data)
     if stored_nbytes < expected.nbytes:
         return WriteReply(stored_nbytes=stored_nbytes)
     if not file.finish():
-        return WriteReply(reason="what arrived has another sha256 than it expects and was deleted")
+        return WriteReply(reason="the received data has a wrong sha256 and was deleted")
     return WriteReply(stored_nbytes=stored_nbytes, complete=True)
 
 

@@ -6,12 +6,14 @@ own inbox.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+_LOG = logging.getLogger(__name__)
 Service = Callable[[str, bytes], Awaitable[bytes | None]]
 """Handler of requests: (peer, data) to the reply, or None for no reply."""
 
@@ -33,8 +35,12 @@ async def serve(client: Client, name: str, service: Service) -> None:
             found = await service(peer, message.data)
         finally:
             in_flight_of_peer[peer] -= 1
-        if found is not None and message.reply.startswith(f"_INBOX.{peer}.") and client.is_connected:
+        if found is None:
+            return
+        if message.reply.startswith(f"_INBOX.{peer}.") and client.is_connected:
             await client.publish(message.reply, found)
+        else:
+            _LOG.info("%s: reply to %s dropped: no connection, or a foreign reply subject", name, peer)
 
     async def on_message(message: Msg) -> None:
         peer = message.subject.split(".")[1]
@@ -43,6 +49,9 @@ async def serve(client: Client, name: str, service: Service) -> None:
             task = asyncio.create_task(answer(peer, message))
             in_flight.add(task)
             task.add_done_callback(in_flight.discard)
+        else:
+            nbytes, n_in_flight = len(message.data), in_flight_of_peer[peer]
+            _LOG.info("%s: request of %s dropped: %d bytes, %d in flight", name, peer, nbytes, n_in_flight)
 
     await client.subscribe(f"hub.*.{name}", cb=on_message)
     await client.flush(timeout=10)

@@ -33,18 +33,20 @@ def find_newest(
     step = 0 if newest is None else newest.manifest.step
     copy = _read(copy_path)
     if copy is not None and copy.step > step and history.sha256(copy.step) == state_of(copy).sha256:
-        return _restore(folder, copy), [*problems, f"step {copy.step} has lost its manifest: put back from {copy_path}"]
+        return _restore(folder, copy), [
+            *problems,
+            f"the manifest of step {copy.step} was lost, and is restored from {copy_path}",
+        ]
     if newest is None and (problems or history.last is not None):
         raise UserError(
-            f"no checkpoint is left in {folder.folder}, and the run is not begun anew by itself: put one back, or "
-            "choose another job.dump_folder\n  " + "\n  ".join(problems)
+            f"no complete checkpoint is left in {folder.folder}: restore one from a backup, or choose another "
+            "job.dump_folder to start a new run\n  " + "\n  ".join(problems)
         )
     last = history.last
     if last is not None and last.step > step and (copy is None or copy.step != step):
         problems.append(
-            f"step {last.step} is in {COMMIT_LOG_FILE} but its checkpoint is gone (held by "
-            f"{', '.join(_holders(last))}): going "
-            f"on from step {step}"
+            f"step {last.step} is in {COMMIT_LOG_FILE}, but its checkpoint is missing (copies at "
+            f"{', '.join(_holders(last))}): continuing from step {step}"
         )
     return newest, problems
 
@@ -74,12 +76,15 @@ def _restore(folder: CheckpointFolder, manifest: Manifest) -> Checkpoint:
     try:
         restore_manifest(lost)
     except OSError as error:
-        raise UserError(f"{lost.path} was lost and cannot be made again ({error.strerror}): put that right") from None
+        raise UserError(
+            f"{lost.path} was lost, and its manifest cannot be written ({error.strerror}): check the disk, then start "
+            "the hub again"
+        ) from None
     return lost
 
 
 def _holders(commit: Commit) -> Collection[str]:
-    return sorted({name for names in commit.holders.values() for name in names if name != HUB}) or ["nobody known"]
+    return sorted({name for names in commit.holders.values() for name in names if name != HUB}) or ["no known peer"]
 
 
 COMMIT_FILE = "commit.json"
@@ -97,7 +102,7 @@ def state_of(manifest: Manifest) -> CommitState:
     )
 
 
-def open_ledger(log: CommitLog, newest: Checkpoint, tell: Callable[[str], None]) -> CommitLedger:
+def open_ledger(log: CommitLog, newest: Checkpoint, print_line: Callable[[str], None]) -> CommitLedger:
     """Opens the commit log and returns the ledger. A complete checkpoint that is not in the log was written just before
     a crash: its record is appended now. The checkpoint of step 0 is not a commit: no peer computed it."""
     log.open()
@@ -107,15 +112,15 @@ def open_ledger(log: CommitLog, newest: Checkpoint, tell: Callable[[str], None])
         record = _record(newest.path / COMMIT_FILE, state) or Commit.of(state, 0, {})
         log.append(record := msgspec.structs.replace(record, replaces=known))
         if known:
-            tell(describe_replacement(record))
+            print_line(describe_replacement(record))
     return CommitLedger(log.history, newest=state.step)
 
 
 def describe_replacement(commit: Commit) -> str:
     """Message for people when a step is committed a second time with other contents."""
     return (
-        f"step {commit.step} was committed before and its files were lost; computed again, perhaps on another kind of "
-        f"processor, it has other contents: these are committed now, and {COMMIT_LOG_FILE} says so"
+        f"step {commit.step} was committed before, its files were lost, and computing it again gave other contents, "
+        f"perhaps on another kind of processor: these are committed now, and {COMMIT_LOG_FILE} records the replacement"
     )
 
 

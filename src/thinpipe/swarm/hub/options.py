@@ -1,0 +1,33 @@
+"""Options of a hub that are independent of the model: name, address, number of peers and deadlines."""
+
+from dataclasses import dataclass
+
+from thinpipe.swarm.hub.liveness import HEARTBEAT_TIMEOUT_SECONDS, REQUEST_TIMEOUT_SECONDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    """Options of the hub that are independent of the model."""
+
+    run: str
+    """Name of the run."""
+    public_url: str
+    """URL of the broker, as written in invites."""
+    peers: int
+    """Number of peers for which the first generation waits."""
+    hub_bps: tuple[float, float] | None = None
+    """Uplink and downlink rates of the hub in bits per second; None: measured by the peers."""
+    patience_seconds: float = 60.0
+    """Seconds that a later generation, or a repair, waits for absent peers."""
+    heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
+    """Seconds without a heartbeat after which a peer is lost."""
+    stall_factor: float = 4.0
+    """A peer is stalled after this many times its longest time between two actions within a step."""
+    stall_floor_seconds: float = 10.0
+    """Minimum stall deadline, in seconds."""
+    startup_seconds: float = 300.0
+    """Stall deadline, in seconds, for phases without a measured duration: start-up, first steps, loading, saving,
+    validation."""
+    request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
+    """Seconds after which a peer that was answered with `Standby`, `Measure` or `RestoreFiles`, and has not sent
+    another request, is lost."""
