@@ -36,7 +36,6 @@ from thinpipe.checkpoint.storage import layer_of
 from thinpipe.config.run import CheckpointConfig, JobConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
-from thinpipe.core.run_folder import MANIFEST
 from thinpipe.core.event_text import format_event
 from thinpipe.core.events import (
     CheckpointDamaged,
@@ -46,6 +45,7 @@ from thinpipe.core.events import (
     Saved,
     SaveFailed,
 )
+from thinpipe.core.run_folder import MANIFEST
 from thinpipe.swarm.hub.commits.history import Commit
 from thinpipe.swarm.hub.commits.recovery import state_of
 from thinpipe.swarm.hub.training_host import TrainingHost

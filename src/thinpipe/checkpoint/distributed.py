@@ -20,7 +20,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.run_folder import step_folder
 from thinpipe.transport.collectives import Collectives
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class Saver:
@@ -70,7 +70,7 @@ class Saver:
             try:
                 self.folder.keep_latest(self.keep_latest, exempt=self.protected())
             except OSError as error:  # the save succeeded; the next one retries the removal
-                _log.warning("an older checkpoint could not be removed: %s", error)
+                _LOG.warning("an older checkpoint could not be removed: %s", error)
         return self.folder.committed(manifest, files)
 
     def _raise_if_any_failed(self, step: int, problem: str) -> None:

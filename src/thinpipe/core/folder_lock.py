@@ -21,7 +21,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 8.0
 """Time to wait for the lock, in seconds: longer than the supervisor gives the nats-server of a killed hub to exit."""
@@ -92,7 +92,7 @@ def run_lock(folder: Path, in_use_by: str) -> Iterator[FolderLock | None]:
     try:
         lock = FolderLock(folder, in_use_by=in_use_by)
     except OSError as error:
-        _log.warning("%s cannot be locked (%s): see to it yourself that no other run uses it", folder, error.strerror)
+        _LOG.warning("%s cannot be locked (%s): see to it yourself that no other run uses it", folder, error.strerror)
     try:
         yield lock
     finally:

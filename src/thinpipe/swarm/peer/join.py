@@ -27,8 +27,8 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.files import file_sha256, write_atomically
 from thinpipe.core.folder_lock import run_lock
 from thinpipe.core.numerics import numerics
-from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
 from thinpipe.core.program_output import log_to_file, plain_console
+from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
 from thinpipe.swarm.peer.bandwidth_probe import measure_latency, measure_rates
 from thinpipe.swarm.peer.file_transfer import push
 from thinpipe.swarm.peer.identity import Identity, accept_invite, load_identity

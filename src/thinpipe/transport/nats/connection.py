@@ -27,7 +27,7 @@ from thinpipe.transport.nats.client import as_connection_error, connect
 
 HEARTBEAT_SECONDS = 0.5
 """Seconds between heartbeats; far below the hub's default timeout, so that short pauses of a process are tolerated."""
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 _LEFT = "we have left the hub"
 Result = TypeVar("Result")
@@ -161,7 +161,7 @@ class HubConnection:
         try:
             self._call(self._leave(linger_seconds), seconds=linger_seconds + 5)
         except TimeoutError:  # an unresponsive hub must not block closing
-            _log.warning("the connection to the hub was closed before all queued messages had left")
+            _LOG.warning("the connection to the hub was closed before all queued messages had left")
         finally:
             self._end()
 
