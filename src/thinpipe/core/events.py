@@ -190,7 +190,8 @@ class GenerationEnded(Event, frozen=True, kw_only=True, tag="generation_ended"):
 
     generation: int
     step: int
-    """Step of the newest commit, from which the next generation continues unless a newer commit is completed."""
+    """Step from which the next generation is expected to continue: of the checkpoint that the peers are uploading, else
+    of the newest commit. `GenerationStarted.step` is the step from which it does."""
     cause: str
     """A cause of `PeerLeft`, if a peer of the generation left; otherwise failed (a peer reported an error), deadlock,
     rebalance (standbys can take part), not_saved, not_finite, stopped (by the hub's owner) or finished."""

@@ -102,6 +102,8 @@ class Generations:
         self._generation_start: GenerationStart
         """Settings and manifests of the current generation."""
         self._committed = run_host.committed
+        self._last_end: GenerationEnd | None = None
+        """Why the last generation ended; None while a generation runs."""
         self._announced: dict[str, str] = {}
         """Last text printed by `print_once`, by topic."""
         self.expelling: set[str] = set()
@@ -238,6 +240,7 @@ class Generations:
         if self.settings.hub_bps is None and self.membership.hub_bps is not None:
             self._link_file.write(self.membership.hub_bps)
         self.store.clear()
+        self._last_end = None
         # No await before this: a peer asking meanwhile would get the previous `_generation_start`.
         try:
             self._generation_start, self._committed = (
@@ -342,10 +345,11 @@ class Generations:
         await self.notify()
 
     def _record_departure(self, name: str, cause: str, reason: str, over: GenerationEnd | None) -> None:
-        """Logs `PeerLeft`, and prints it unless `GenerationEnded` follows, which has the same reason. Must be called
+        """Logs `PeerLeft`, and prints it unless `GenerationEnded` is printed with the same reason. Must be called
         before anything is awaited: the next generation may begin meanwhile."""
         event = PeerLeft(step=self.run_host.committed, peer=name, cause=cause, reason=sanitize(reason))
-        if over is not None and over.peer == name:
+        end = over or self._last_end
+        if end is not None and end.reason == reason:
             self.run_host.on_event(event)
         else:
             self.record(event)
@@ -355,10 +359,15 @@ class Generations:
         if self.stop_requested and end.cause == "left":
             end = GenerationEnd("stopped", "the hub's owner stopped the run")
         number, reason = self.membership.last_generation, sanitize(end.reason)  # before an await: the next may begin
+        self._last_end = end
         self.repair.require_verification()
         self.record(
             GenerationEnded(
-                generation=number, step=self.run_host.committed, cause=end.cause, peer=sanitize(end.peer), reason=reason
+                generation=number,
+                step=self.run_host.resume_step,
+                cause=end.cause,
+                peer=sanitize(end.peer),
+                reason=reason,
             )
         )
         self.stall_detector.end()

@@ -136,6 +136,12 @@ class RunHost(Protocol):
         ...
 
     @property
+    def resume_step(self) -> int:
+        """Step from which the next generation is expected to continue: of the checkpoint that peers are uploading, else
+        of the newest commit."""
+        ...
+
+    @property
     def finished(self) -> bool:
         """True if the last step of the run is committed."""
         ...

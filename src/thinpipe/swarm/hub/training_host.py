@@ -181,6 +181,10 @@ class TrainingHost:
     def committed(self) -> int:
         return self.newest.manifest.step
 
+    @property
+    def resume_step(self) -> int:
+        return self.ledger.pending_step or self.committed
+
     async def verify_newest(self) -> None:
         newest = self.newest
         missing = await asyncio.to_thread(find_missing, newest)
@@ -276,7 +280,8 @@ class TrainingHost:
             raise UserError("the manifest describes another model")
         if not 0 < announced.step <= self.config.training.steps:
             raise UserError(f"there is no step {announced.step} in this run")
-        return _with_our_settings(announced, dump_toml(self.config))
+        of_hub = {"run": dump_toml(self.config), "versions": versions()}  # these differ between peers
+        return msgspec.structs.replace(announced, **of_hub).with_checksum()
 
     def drop_peer(self, peer: str) -> None:
         self.ledger.drop_peer(peer)
@@ -389,11 +394,6 @@ class TrainingHost:
             "loss": step.loss,
             "tokens_per_second": step.tokens_per_second,
         }
-
-
-def _with_our_settings(manifest: Manifest, run: str) -> Manifest:
-    """Replaces settings and versions, which differ between peers, by those of the hub, where the checkpoint is used."""
-    return msgspec.structs.replace(manifest, run=run, versions=versions()).with_checksum()
 
 
 def _tokenizer_files(folder: Path | None) -> dict[str, Path]:
