@@ -1,10 +1,10 @@
-"""What the work of a study rests on: the data and the constants. Work and records of anything else are refused."""
+"""Stamp of a study: the data and constants behind its work and records. Folders with another stamp are refused."""
 
-import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
-from benchmarks.convergence.execute import result_path, settings_of
+from benchmarks.convergence.execute import has_settings, result_path, settings_of
 from benchmarks.finetune.runs import (
     BOOKS,
     BOOKS_FOLDER,
@@ -19,7 +19,10 @@ from thinpipe.core.files import file_sha256, write_atomically
 from thinpipe.data.manifest import MANIFEST_NAME
 
 Stamp = dict[str, str]
-"""By what it is of; manifests name the hashes of all shards and of the tokenizer."""
+"""Name of an input -> its hash, size or settings. A manifest's hash covers all shards and the tokenizer."""
+_SETTINGS = "settings of the pretraining"
+"""Entry of a stamp with the settings as TOML, which are compared by value: defaults that are newer than the stamp, and
+renamed settings, make no difference."""
 
 
 def stamp_of(data: Path) -> Stamp:
@@ -30,7 +33,7 @@ def stamp_of(data: Path) -> Stamp:
     return {
         **{name: file_sha256(path) for name, path in manifests.items()},
         "size of the books": f"{BOOKS} x {SAMPLES} and {VALIDATION_SAMPLES} samples of {SEQ_LEN}",
-        "pretraining": hashlib.sha256(settings_of(Pretraining()).encode()).hexdigest(),
+        _SETTINGS: settings_of(Pretraining()),
     }
 
 
@@ -45,16 +48,23 @@ def claim_folders(work: Path, output: Path, stamp: Stamp) -> None:
     used = _path(work).is_file() or any((work / name).exists() for name in (BOOKS_FOLDER, PRETRAINED))
     record = result_path(Pretraining(), output)
     found = [(work, read_stamp(work))] if used else []
-    found += [(output, json.loads(record.read_text()).get("stamp", {}))] if record.is_file() else []
+    found += [(output, _stamp_of_record(json.loads(record.read_text())))] if record.is_file() else []
     for folder, other in found:
-        changed = [name for name, value in stamp.items() if other.get(name) != value]
+        changed = [name for name, value in stamp.items() if name != _SETTINGS and other.get(name) != value]
+        if not has_settings(Pretraining(), other.get(_SETTINGS, ""), where=folder):
+            changed.append(_SETTINGS)
         if changed:
             raise UserError(
-                f"{folder} was made with another {' and another '.join(changed)}: name other folders as --work and "
+                f"{folder} was made with other inputs ({', '.join(changed)}): name other folders as --work and "
                 "--output, or remove both of these"
             )
     work.mkdir(parents=True, exist_ok=True)
     write_atomically(_path(work), json.dumps(stamp, indent=1).encode())
+
+
+def _stamp_of_record(record: dict[str, Any]) -> Stamp:
+    stamp: Stamp = record.get("stamp", {})
+    return {**stamp, _SETTINGS: record.get("settings", "")}
 
 
 def _path(work: Path) -> Path:

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +26,8 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.events import Validated
 from thinpipe.data import ShardWriter, Tokenizer, Tokens, Windows
 from thinpipe.train.trainer import Trainer
+
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "results" / "finetune"
 
 
 @pytest.fixture
@@ -197,18 +200,31 @@ def test_folders_of_other_data_or_other_constants_are_refused(source, tmp_path, 
         claim_folders(work, output, stamp_of(source))
     path = result_path(Pretraining(), output)
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"stamp": stamp_of(source)}))
+    path.write_text(json.dumps({"stamp": stamp_of(source), "settings": settings_of(Pretraining())}))
     manifest = source / "train" / "manifest.json"
     manifest.write_text(manifest.read_text().replace("words", "others"))
     for folder in (work, tmp_path / "new"):  # the records alone are enough to refuse
-        with pytest.raises(UserError, match="made with another train of --data: "):
+        with pytest.raises(UserError, match=r"made with other inputs \(train of --data\): "):
             claim_folders(folder, output, stamp_of(source))
     monkeypatch.setattr("benchmarks.finetune.stamp.SAMPLES", 12)
-    with pytest.raises(UserError, match="train of --data and another size of the books: "):
+    with pytest.raises(UserError, match=r"\(train of --data, size of the books\): "):
         claim_folders(work, output, stamp_of(source))
     (tmp_path / "old" / "books").mkdir(parents=True)
-    with pytest.raises(UserError, match="old was made with another"):
+    with pytest.raises(UserError, match="old was made with other inputs"):
         claim_folders(tmp_path / "old", tmp_path / "none", stamp_of(source))
+
+
+def test_a_committed_record_is_of_the_study_of_today(tmp_path):
+    """Its settings have old names, and lack those that are newer: the values count."""
+    committed = json.loads(result_path(Pretraining(), RECORDS).read_text())
+    hashes = {name: committed["stamp"][name] for name in ("train of --data", "validation of --data")}
+    constants = {"size of the books": committed["stamp"]["size of the books"]}
+    claim_folders(tmp_path / "work", RECORDS, {**hashes, **constants})
+    path = result_path(Pretraining(), tmp_path / "output")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(committed | {"settings": committed["settings"].replace("lr = 0.003", "lr = 0.004")}))
+    with pytest.raises(UserError, match=r"\(settings of the pretraining\): "):
+        claim_folders(tmp_path / "other", tmp_path / "output", {**hashes, **constants})
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -211,10 +211,16 @@ def test_machines_that_share_no_folder_keep_their_own_layers(run_config):
 
 def test_other_settings_in_one_process_are_named(run_config):
     configs = [placed(run_config, 2, f"host-{rank}") for rank in range(2)]
-    configs[1] = replace(configs[1], optimizer=replace(configs[1].optimizer, lr=0.5))
+    configs[1] = replace(
+        configs[1],
+        optimizer=replace(configs[1].optimizer, lr=0.5),
+        checkpoint=replace(configs[1].checkpoint, interval=7),  # all processes save together, at the same steps
+    )
     _, (code, printed) = map(finish, start_hosts(configs))
     assert code == 2
-    assert "process 1 has other settings than process 0: optimizer.lr" in printed
+    assert re.search(
+        r"process 1 has other settings than process 0: optimizer.lr \S+ -> 0.5; checkpoint.interval \S+ -> 7\b", printed
+    )
 
 
 def test_torchrun_starts_the_same_module(run_config):

@@ -319,9 +319,10 @@ def test_resuming_with_settings_that_do_not_fit_is_refused(run_config, change, m
         Trainer(run_config).train()
 
 
-def test_other_changed_settings_are_told(run_config):
+def test_changed_settings_that_change_numbers_are_listed(run_config):
     Trainer(with_steps(run_config, 4)).train()
-    Trainer(replace(run_config, optimizer=OptimizerConfig(lr=2e-3))).train()
+    changed = replace(run_config, optimizer=OptimizerConfig(lr=2e-3), metrics=replace(run_config.metrics, log_freq=7))
+    Trainer(replace(changed, checkpoint=replace(run_config.checkpoint, interval=7))).train()
     assert events(run_config, Started)[-1].changed == ["training.steps 4 -> 12", "optimizer.lr 0.001 -> 0.002"]
 
 
@@ -388,8 +389,7 @@ def test_lossy_messages_train_too(run_config, number_format):
 
 def test_settings_saved_with_the_run_load_to_the_same(run_config):
     Trainer(with_steps(run_config, 4)).train()
-    saved = load_toml(run_config.job.dump_folder / "run.toml", RunConfig)
-    assert saved == with_steps(run_config, 4)
+    assert load_toml(run_config.job.dump_folder / "run.toml", RunConfig) == with_steps(run_config, 4)
 
 
 def test_a_fixed_basis_never_moves(run_config):

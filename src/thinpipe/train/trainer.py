@@ -48,8 +48,9 @@ from thinpipe.train.run_environment import RunEnvironment
 
 MAX_CONSECUTIVE_SKIPS = 3
 """Number of skipped steps in a row after which training stops with reason "not_finite"."""
-_LOCAL = ("job.", "data.", "metrics.", "checkpoint.")
-"""Prefixes of settings that may change on resume without being listed in the `Started` event."""
+_UNLISTED_ON_RESUME = ("job.", "data.", "metrics.", "checkpoint.")
+"""Prefixes of settings that change no computed number, so that the `Started` event of a resumed run does not list them.
+A hub chooses checkpoint.interval anew for every generation."""
 
 
 class Trainer:
@@ -77,7 +78,10 @@ class Trainer:
     _display: Display
 
     def _refuse_other_settings(self) -> None:
-        """Raises UserError unless this process has the settings of process 0, machine-local settings excepted."""
+        """Raises UserError unless this process has the settings of process 0, machine-local settings excepted.
+
+        [checkpoint] is not machine-local: all processes save together, at the same steps.
+        """
         mine = tomllib.loads(dump_toml(_without_local(self.config)))
         announced = self.collectives.broadcast_bytes(dump_toml(_without_local(self.config)).encode())
         changed = differences(tomllib.loads(announced.decode()), mine)
@@ -291,7 +295,7 @@ class Trainer:
         self._tell(started)
 
     def _changes_since(self, checkpoint: Checkpoint) -> list[str]:
-        """Settings that differ from those of the checkpoint, machine-local ones left out.
+        """Settings that differ from those of the checkpoint, without `_UNLISTED_ON_RESUME`.
 
         Raises UserError if the tokens, the sequence length or the seed differ: the saved data cursor would then point
         to other samples.
@@ -305,7 +309,9 @@ class Trainer:
                 raise UserError(
                     f"{path} was saved with {setting} {changed[setting]}: it decides which samples come next"
                 )
-        return [f"{setting} {change}" for setting, change in changed.items() if not setting.startswith(_LOCAL)]
+        return [
+            f"{setting} {change}" for setting, change in changed.items() if not setting.startswith(_UNLISTED_ON_RESUME)
+        ]
 
     def _save(self) -> bool:
         """Saves a checkpoint of the current step unless there is one already; returns False if writing failed."""
