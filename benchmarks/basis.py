@@ -111,7 +111,7 @@ def follow(options: Options, step_size: float) -> Iterator[Change]:
     """Trains, and tells of every change of basis when it happens."""
     config = options.config(step_size)
     trainer = Trainer(config)
-    engine, data_loader, cursor = trainer.engine, trainer.data_loader, Cursor()
+    engine, batch_loader, cursor = trainer.engine, trainer.batch_loader, Cursor()
     space, tracker, energy = engine.model.space, engine.tracker, Energy(options.dim)
     assert isinstance(space, Subspace)
     assert tracker is not None
@@ -124,11 +124,11 @@ def follow(options: Options, step_size: float) -> Iterator[Change]:
     bases = [space.basis]
     for step in range(config.training.steps):
         lr = options.lr * lr_factor(step, config.training.steps, config.lr_scheduler)
-        outcome = engine.step(step, data_loader.batch(cursor), lr)
-        cursor = data_loader.next_cursor(cursor)
+        outcome = engine.step(step, batch_loader.batch(cursor), lr)
+        cursor = batch_loader.next_cursor(cursor)
         if engine.basis_is_due(step + 1):
             best = energy.best(options.width)
-            update = engine.update_basis(data_loader.batch(cursor))
+            update = engine.update_basis(batch_loader.batch(cursor))
             bases.append(space.basis)
             yield {
                 "step": step + 1,
@@ -191,7 +191,7 @@ def main() -> int:
             return 2
         kept.write_text(json.dumps(result) + "\n")
     elif not kept.is_file():
-        print("give --data to train on, or --records to read", file=sys.stderr)
+        print("pass --data FOLDER to train, or --records FILE to read", file=sys.stderr)
         return 2
     result = json.loads(kept.read_text())
     print(write_report(result, options.output))

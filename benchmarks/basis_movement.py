@@ -58,7 +58,7 @@ def distances(bases: Sequence[Basis]) -> dict[str, Any]:
 
 
 def by_lag(changes: Sequence[Change]) -> dict[int, float]:
-    """Mean distance of bases so many updates apart, in the second half of the run."""
+    """Mean distance of bases that are this many updates apart, in the second half of the run."""
     later = changes[len(changes) // 2 :]
     known = {lag: [change["apart"][str(lag)] for change in later if str(lag) in change["apart"]] for lag in LAGS}
     return {lag: mean(values) for lag, values in known.items() if values}

@@ -184,20 +184,20 @@ def row(result: dict[str, Any]) -> str:
 
 def page(results: list[dict[str, Any]], provenance: dict[str, Any]) -> str:
     lines = [
-        *head("Four friends and a hub on lines of the kernel", provenance),
+        *head("Four friends and a hub on links emulated by the kernel", provenance),
         f"d={DIM}, {FRIENDS} blocks, one for each friend, {WORDS} words, 24 micro-batches of 128 tokens, GPipe.",
         "Friends have 80 Mbps up and down, two are behind NAT. All on one machine of two cores, which others used",
         f"too: where processors decide, speeds are low. Medians of {provenance['steps'] - WARM_UP} steps; bytes are as",
         "the hub's interface counted them, TLS and TCP included.",
         "",
-        "| messages | hub's line, Mbps | tokens/s | spread | hub MB up / down per step | hub's line as measured by the "
+        "| messages | hub's link, Mbps | tokens/s | spread | hub MB up / down per step | hub's link as measured by the "
         "run, Mbps up / down | `thinpipe status`: slowest part | equal to one process |",
         "|---|---|---:|---:|---:|---:|---|---|",
         *map(row, results),
         "",
         *(
             f"- {result['method']}, {result['hub_line']}: until the end of the first step the hub sent "
-            f"{result['hub_up_nbytes_before_first_step'] / 1e6:.1f} MB (measuring lines, first weights, one step); "
+            f"{result['hub_up_nbytes_before_first_step'] / 1e6:.1f} MB (measuring links, first weights, one step); "
             f"the last step and the checkpoint brought it {result['hub_down_nbytes_last_checkpoint'] / 1e6:.1f} MB."
             for result in results
         ),

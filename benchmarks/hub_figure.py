@@ -1,6 +1,6 @@
 """Draws what a hub's link must carry, by the law that `benchmarks.hub_load` measured.
 
-python -m benchmarks.hub_figure --output docs/hub_line.png
+python -m benchmarks.hub_figure --output docs/hub_link.png
 """
 
 from argparse import ArgumentParser

@@ -113,7 +113,7 @@ def measure(broker: Broker, crew: WorkerPool, run: Run, steps: int) -> dict[str,
     after = read_counters(broker)
     seconds = after.at - before.at
     used = {name: value - asking[name] for name, value in _difference(before, after).items()}
-    used["in_msgs"] -= run.shape.stages * seconds / HEARTBEAT_SECONDS  # heartbeats, which nobody hears here
+    used["in_msgs"] -= run.shape.stages * seconds / HEARTBEAT_SECONDS  # heartbeats, which nobody receives here
     messages, nbytes = law(run.shape.stages, run.shape.microbatches, boundary_nbytes(run))
     return {
         "run": msgspec.to_builtins(run),

@@ -1,8 +1,8 @@
 """The claims of arXiv 2401.07788 about lossy boundaries, each with its configuration and its rule, for every study.
 
 A study gives `Evidence` and gets the claims decided by `benchmarks.verdicts`. A run counts with the better of its two
-ways of inference, compression on or off, unless the claim is about these. What the paper leaves open about masks and
-memories is tried in both ways, `MASKS`, and each way has a verdict of its own.
+kinds of inference, compression on or off, unless the claim is about these. What the paper leaves open about masks and
+feedback is tried in both variants, `MASKS`, and each variant has a verdict of its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,15 +19,15 @@ Levels = Mapping[float, Measured]
 MASKS: tuple[Masks, ...] = ("own masks", "mask reused")
 FEEDBACKS: tuple[Feedback, ...] = ("EF", "EF21", "AQ-SGD")
 PLAIN: Mapping[Masks, str] = {
-    "own masks": "TopK both ways, each with its own mask",
+    "own masks": "TopK in both directions, each with its own mask",
     "mask reused": "TopK of activations, gradients at the same places",
 }
 WITH_FEEDBACK: Mapping[Masks, str] = {
-    "own masks": "TopK both ways, each with its own mask and memory",
+    "own masks": "TopK in both directions, each with its own mask and memory",
     "mask reused": "TopK and memory of activations, gradients at the same places",
 }
 WITH_AQSGD: Mapping[Masks, str] = {
-    "own masks": "TopK both ways, each with its own mask; memory of activations",
+    "own masks": "TopK in both directions, each with its own mask; memory of activations",
     "mask reused": "TopK and memory of activations, gradients at the same places",
 }
 ALMOST_NONE = 0.1
@@ -129,7 +129,7 @@ def mask_should_be_reused(judge: Judge, topk: Mapping[Masks, Levels]) -> Claim:
     figures, verdict = _pairs(judge, judge.worse, topk["own masks"], topk["mask reused"])
     return Claim(
         text="The backward pass should reuse the forward mask (and sends no positions)",
-        configuration="TopK both ways: own masks / mask reused",
+        configuration="TopK in both directions: own masks / mask reused",
         figures=figures,
         verdict=verdict,
     )

@@ -128,7 +128,7 @@ def page(results: list[dict[str, Any]], config: dict[str, Any]) -> str:
         "Ratios are of tokens per second, NATS over gloo, in alternating pairs of steps; the interval holds the",
         "median with at least 95 %. Losses were equal bit for bit in every step. At 80 Mbps both go through the same",
         "emulated line (80 Mbps up and down per process, 40 ms round trip); NATS is inside the emulation there, so",
-        "the second trip of its star is not in these figures: see the friends benchmark for real lines.",
+        "the second trip of its star is not in these figures: see the friends benchmark for real links.",
         "",
         f"- ordinary: {SHAPE.text}",
         f"- little to compute: {HARD_SHAPE.text}",

@@ -137,7 +137,7 @@ takes its logged time; the optimiser is in that time; no framing. Their clock is
 the order in which they are read, ours is the sender's and serves them in the order in which they are sent: the same
 messages on the same clocks, but for which end waits.
 
-| entry | B/token each way | micro-batches | links off, s | published s/step | predicted | error |
+| entry | B/token and direction | micro-batches | links off, s | published s/step | predicted | error |
 |---|---:|---:|---:|---:|---:|---:|
 {known}
 

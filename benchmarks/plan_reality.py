@@ -206,11 +206,11 @@ def overhead_nbytes(config: RunConfig, measured: Measured) -> int:
 
 
 _UNIT = 1e10
-"""Operations: the ratio of `calibrate` is the cost of a pass in so many."""
+"""Operations: the ratio of `calibrate` is the cost of a pass in this unit."""
 
 
 def _speed(run: tuple[RunConfig, Measured], ratio: float, cores: float) -> float:
-    """With which this run takes as long as it did, when a pass costs so many times `_UNIT` operations more."""
+    """With which this run takes as long as it did, when a pass costs this many times `_UNIT` operations more."""
     flops = 1e11
     for _ in range(8):  # nearly all of a step is in proportion to it
         calibration = Calibration(flops=flops, pass_s=ratio * _UNIT / flops, overhead_nbytes=0)

@@ -20,7 +20,7 @@ from thinpipe.boundary.registry import COMPRESSORS
 from thinpipe.config.boundary import COMPRESSION_SETTINGS, BoundaryConfig, CompressionConfig
 from thinpipe.config.toml import from_table
 from thinpipe.core.events import Validated, read_events
-from thinpipe.data import PrepareConfig, no_progress, prepare
+from thinpipe.data import TokenizeConfig, no_progress, prepare
 from thinpipe.pipeline.boundary_methods import boundary_method
 from thinpipe.train import RunConfig, Trainer
 
@@ -71,7 +71,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         folder, steps = Path(name), int(sys.argv[1]) if len(sys.argv) > 1 else 100
         text = {"sources": ("sample:train",), "validation_sources": ("sample:validation",)}
-        prepare(PrepareConfig(**text, output=folder / "tokens", vocab_size=2048), no_progress)
+        prepare(TokenizeConfig(**text, output=folder / "tokens", vocab_size=2048), no_progress)
         signs = CompressionConfig(kind="signs")
         train("bf16", BoundaryConfig(forward="bf16", backward="bf16"), folder, steps)
         train("signs", BoundaryConfig(states=signs, gradients=signs), folder, steps)

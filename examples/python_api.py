@@ -12,7 +12,7 @@ from pathlib import Path
 from thinpipe.checkpoint import find_checkpoint, load_model
 from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.core.events import Step, Validated, read_events
-from thinpipe.data import PrepareConfig, Tokenizer, has_tokens, no_progress, prepare
+from thinpipe.data import TokenizeConfig, Tokenizer, has_tokens, no_progress, prepare
 from thinpipe.models import SubspaceConfig
 from thinpipe.models.generate import generate
 from thinpipe.train import (
@@ -43,7 +43,7 @@ def settings(folder: Path, steps: int) -> RunConfig:
 def main(folder: Path, steps: int) -> None:
     if not has_tokens(folder / "tokens/train"):
         text = {"sources": ("sample:train",), "validation_sources": ("sample:validation",)}
-        prepare(PrepareConfig(**text, output=folder / "tokens", vocab_size=2048), no_progress)
+        prepare(TokenizeConfig(**text, output=folder / "tokens", vocab_size=2048), no_progress)
     config = settings(folder, steps)
     reason = Trainer(config).train()
     events = list(read_events(config.job.dump_folder / "events.jsonl"))

@@ -264,7 +264,7 @@ def _settle(run: Running, output: Path, record_of: Record) -> bool:
     """Keeps what an ended run came to, or says why there is nothing to keep."""
     if ended(run.folder) is None:
         tail = (run.folder / "console.log").read_text()[-400:]
-        print(f"{run.study.key} failed; its last words:\n{tail}", flush=True)
+        print(f"{run.study.key} failed; the end of its output:\n{tail}", flush=True)
         return False
     loss = keep(run.study, run.folder, output, record_of)
     print(f"{run.study.key}: " + ("diverged" if loss is None else f"validation loss {loss:.4f}"), flush=True)

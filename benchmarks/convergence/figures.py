@@ -50,7 +50,7 @@ def draw_pareto(compared: Sequence[Compared], path: Path, families: Families = F
     for axes, tokens in zip(panels[0], budgets, strict=True):
         draw_budget(axes, [(result, gap) for result, gap in compared if result.tokens == tokens], families, line)
         axes.set_title(f"after {tokens / 1e6:.1f} M tokens")
-        axes.set_xlabel("bytes per token at each of 3 boundaries, both ways")
+        axes.set_xlabel("bytes per token at each of 3 boundaries, both directions")
     panels[0][0].set_ylabel("validation loss above dense, %")
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=3 * len(budgets))

@@ -1,4 +1,4 @@
-"""The tables of the study, from the records of its finished runs alone."""
+"""The tables of the study, from nothing but the records of its finished runs."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

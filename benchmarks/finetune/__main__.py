@@ -8,7 +8,7 @@
 Pretrains a small dense GPT-2 on the training books, then fine-tunes it on the first pages of two other books with one
 boundary method after the other, and measures each on the pages that follow, with compression on and off at inference.
 Every run is `thinpipe train` in one process at one thread, two side by side. Stop it at any time and start it again:
-runs go on where they were, and finished ones are not repeated. `report` needs the records of finished runs alone.
+runs go on where they were, and finished ones are not repeated. `report` needs only the records of finished runs.
 """
 
 import sys

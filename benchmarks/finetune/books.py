@@ -17,7 +17,7 @@ Ids = npt.NDArray[np.int64]
 
 
 def cut_books(source: Path, folder: Path, *, books: int, seq_len: int, samples: int, validation_samples: int) -> None:
-    """Writes FOLDER/train and FOLDER/validation with exactly so many samples; the same share of every book."""
+    """Writes FOLDER/train and FOLDER/validation with exactly these numbers of samples; the same share of every book."""
     if has_tokens(folder / "train"):
         return
     shutil.rmtree(folder, ignore_errors=True)

@@ -105,7 +105,7 @@ def loss_whole(config: RunConfig, weights: Path) -> float:
     """The validation loss of a run's weights with its settings, when nothing is compressed."""
     trainer = Trainer(replace(config, boundary=BoundaryConfig()))
     trainer.engine.start_from(find_checkpoint(weights, trainer.engine.layers))
-    return trainer.engine.evaluate(trainer.data_loader.validation_batches())[0]
+    return trainer.engine.evaluate(trainer.batch_loader.validation_batches())[0]
 
 
 def weights_sha256(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""The table of claims and the table of all runs, from the records of finished runs alone."""
+"""The table of claims and the table of all runs, from nothing but the records of finished runs."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

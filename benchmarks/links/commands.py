@@ -1,4 +1,4 @@
-"""What `python -m benchmarks.links` asks its processes, and what each of them answers: one line of JSON each way."""
+"""What `python -m benchmarks.links` asks its processes and what they answer: one line of JSON in each direction."""
 
 import msgspec
 

@@ -132,7 +132,7 @@ class SchedulesPart:
     schedules: tuple[ScheduleName, ...] = ("GPipe", "1F1B")
     """Those compared."""
     extra: int = 4
-    """1F1B also with so many more micro-batches in flight; 0: without."""
+    """1F1B also with this many additional micro-batches in flight; 0: without."""
     steps: int = 5
     """Timed steps per point, after one that is not."""
 

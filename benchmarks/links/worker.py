@@ -164,7 +164,7 @@ def _hear_commands() -> queue.SimpleQueue[bytes]:
         time.sleep(END_SECONDS)
         os._exit(1)
 
-    threading.Thread(target=listen, name="hears commands", daemon=True).start()
+    threading.Thread(target=listen, name="receives commands", daemon=True).start()
     return commands
 
 

@@ -1,4 +1,4 @@
-"""The processes of `python -m benchmarks.links`: started once, told what to do in step, ended together."""
+"""The processes of `python -m benchmarks.links`: started once, given commands in step, ended together."""
 
 import os
 import queue

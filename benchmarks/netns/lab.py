@@ -55,8 +55,8 @@ def missing() -> str | None:
 
 
 class KernelTestbed:
-    """`with KernelTestbed(2, up="80mbps", down="80mbps", latency="20ms") as lab: lab.popen(0, [...])`; latency is one
-    way."""
+    """`with KernelTestbed(2, up="80mbps", down="80mbps", latency="20ms") as lab: lab.popen(0, [...])`; latency is
+    that of one direction."""
 
     def __init__(
         self, count: int, *, up: Rates = None, down: Rates = None, latency: str = "0ms", network: str = "10.77.0"

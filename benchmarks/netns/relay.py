@@ -29,7 +29,7 @@ def open_tap(name: str) -> int:
 
 
 def move_frames(taps: list[int], seconds: float, stop: int) -> int:
-    """Until `stop` can be read. Frames that find no room are dropped, as on a real link. Returns how many came."""
+    """Until `stop` can be read. Frames that do not fit are dropped, as on a real link. Returns how many came."""
     held: deque[tuple[float, int, bytes]] = deque()
     count = 0
     while True:

@@ -1,4 +1,4 @@
-"""The tables and figures of the study of the keel, from the records of its finished runs alone."""
+"""The tables and figures of the study of the keel, from nothing but the records of its finished runs."""
 
 from collections import defaultdict
 from dataclasses import replace

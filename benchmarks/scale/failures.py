@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from thinpipe.swarm.hub.commits.interval import MARGIN, MIN_SECONDS
 
 NOTICE_S = 3.1
-"""Until work goes on with a spare, in the median of 104 outages (docs/concepts/fault-model.md)."""
+"""Seconds until work goes on with a standby, in the median of 104 outages (docs/concepts/fault-model.md)."""
 
 
 @dataclass(frozen=True)

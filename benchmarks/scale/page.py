@@ -49,7 +49,7 @@ def commits_of(swarm: Swarm) -> Commits:
 
 
 def messages_per_step(swarm: Swarm) -> int:
-    """Through the hub, one way; its exchange's too."""
+    """Through the hub, in one direction; its exchange's too."""
     messages = message_sizes(swarm.cut, swarm.config)
     pieces = pieces_of(messages.forward_nbytes) + pieces_of(messages.backward_nbytes)
     return (swarm.stages - 1) * (swarm.microbatches * pieces + 2)
@@ -62,7 +62,7 @@ def limit_of(timeline: Timeline) -> str:
         "the processors": max(timeline.busy[:-1]),
         "the homes' uplinks": max(busy for name, busy in timeline.link_busy.items() if name.startswith("up")),
         "the homes' downlinks": max(busy for name, busy in timeline.link_busy.items() if name.startswith("down")),
-        "the hub's line": max(busy for name, busy in timeline.link_busy.items() if name.startswith("hub")),
+        "the hub's link": max(busy for name, busy in timeline.link_busy.items() if name.startswith("hub")),
     }
     name = max(seconds, key=lambda one: seconds[one])
     return f"{name}, {seconds[name] / timeline.seconds:.0%} busy"
@@ -94,7 +94,7 @@ def page(*, draws: int, name: str) -> str:
         up=f"{UP_BPS / 1e6:.0f}",
         down=f"{DOWN_BPS / 1e6:.0f}",
         speeds=SPEED_SPREAD,
-        lines=LINK_SPREAD,
+        links=LINK_SPREAD,
         share=f"{COMMITS:.0%}",
         first=f"{memory[0] / 1e9:.1f}",
         last=f"{memory[-1] / 1e9:.1f}",
@@ -113,16 +113,16 @@ _PAGE = """# Large swarms, by the clock of `thinpipe plan`
 
 Computed, not run. Assumed:
 
-- Peers have an {device}, of whose peak training gets {peak}, and home lines of {up} Mbps up and {down} Mbps down, 20 ms
-  from the hub, which has 10 Gbps each way (the last row: 40). *Rented*: the last stage, with the head, has 1 Gbps.
+- Peers have an {device}, of whose peak training gets {peak}, and home links of {up} Mbps up and {down} Mbps down, 20 ms
+  from the hub, which has 10 Gbps up and down (the last row: 40). *Rented*: the last stage, with the head, has 1 Gbps.
 - Llama in float32 with products in bfloat16; blocks are computed again in the backward pass; messages in bfloat16;
   micro-batches of 4,096 tokens, 128 a step (70B: 256); 1F1B; one block to a peer where 32 have the 8B model.
-- *Drawn*: rates of processors and of lines are log-normal (standard deviation of the logarithm {speeds} and {lines});
+- *Drawn*: rates of processors and of links are log-normal (standard deviation of the logarithm {speeds} and {links});
   the fastest processor has the largest stage. The mean of {draws} pipelines.
-- *Kept*: lives of peers end at random, after a day or a week in the mean. A spare goes on from the newest commit that
+- *Kept*: lives of peers end at random, after a day or a week in the mean. A standby goes on from the newest commit that
   is whole, after 3.1 s (measured: docs/concepts/fault-model.md) and the time to fetch its stage's state. Commits have
   {share} of what is sent to the hub, messages the rest, and begin as often as that allows.
-- Days to 1T tokens: drawn, and kept with lives of a week. The hub's load is that of all alike, each way.
+- Days to 1T tokens: drawn, and kept with lives of a week. The hub's load is that of all alike, in each direction.
 
 | | {head} |
 |---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|

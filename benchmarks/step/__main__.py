@@ -115,7 +115,7 @@ def _operator_tables(config: StepConfig) -> Iterator[tuple[str, str]]:
     variant = next(variant for variant in subspace_variants(config) if variant.width == width)
     for each in (dense_variant(config), variant):
         step = TrainingStep(each, device=config.device, bf16=config.bf16)
-        step.feed(config.tokens // seq, seq)
+        step.set_batch(config.tokens // seq, seq)
         yield each.name, operator_table(step)
 
 

@@ -67,7 +67,7 @@ def measure(job: MemoryJob) -> MemoryReading:
     _load_libraries(job)
     before_nbytes = _held_nbytes(job.device)
     step = TrainingStep(job.variant, device=job.device, bf16=job.bf16)
-    step.feed(job.batch, job.seq)
+    step.set_batch(job.batch, job.seq)
     step.run()  # allocates the optimiser's state: only the second step has it and the activations at the same time
     before_forward_nbytes = _held_nbytes(job.device)
     loss = step.forward()
@@ -85,7 +85,7 @@ def _load_libraries(job: MemoryJob) -> None:
     toy = Variant(dim=64, layers=1, vocab=64, max_seq_len=16, hidden_dim=64)
     for variant in (toy, replace(toy, width=8)):
         step = TrainingStep(variant, device=job.device, bf16=job.bf16)
-        step.feed(2, 16)
+        step.set_batch(2, 16)
         step.run()
 
 

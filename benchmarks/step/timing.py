@@ -26,7 +26,7 @@ def time_steps(
         subspace = TrainingStep(variant, device=config.device, bf16=config.bf16)
         for seq in config.seqs:
             for step in (dense, subspace):
-                step.feed(config.tokens // seq, seq)
+                step.set_batch(config.tokens // seq, seq)
             ratios[variant, seq] = compare(
                 _counted(dense, advance), _counted(subspace, advance), pairs=config.pairs, warmup=config.warmup
             )

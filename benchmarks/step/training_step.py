@@ -15,7 +15,7 @@ from thinpipe.optim import RowwiseAdamW
 
 
 class TrainingStep:
-    """A model with its optimiser. Call `feed` before the first `run`."""
+    """A model with its optimiser. Call `set_batch` before the first `run`."""
 
     def __init__(self, variant: Variant, *, device: str, bf16: bool) -> None:
         self.variant, self.device = variant, torch.device(device)
@@ -25,7 +25,7 @@ class TrainingStep:
         self.ids_BT: Tensor
         self.targets_BT: Tensor
 
-    def feed(self, batch: int, seq: int) -> None:
+    def set_batch(self, batch: int, seq: int) -> None:
         """Random tokens of this shape from now on, the same for every variant."""
         generator = torch.Generator().manual_seed(0)
         ids_BT = torch.randint(self.variant.vocab, (batch, seq + 1), generator=generator).to(self.device)

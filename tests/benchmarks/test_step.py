@@ -84,7 +84,7 @@ def test_a_count_that_cannot_be_met_is_refused():
 def test_optimizer_bytes_are_those_of_the_moments():
     variant = replace(dense_variant(TINY), width=8)
     step = TrainingStep(variant, device="cpu", bf16=False)
-    step.feed(2, 16)
+    step.set_batch(2, 16)
     assert step.optimizer_nbytes == 0
     before = step.forward().item()
     for _ in range(3):

@@ -187,7 +187,7 @@ def test_other_figures_give_other_verdicts(what, measured, text, verdict):
 def test_the_table_shows_what_half_and_double_the_bar_would_say():
     lines = list(claim_table(JUDGE, partial(decide, evidence(as_in_the_paper()))))
     assert lines[0].endswith("| verdict | if badly were 12.5% | 50.0% |")
-    row = next(line for line in lines if line.startswith(f"| {LOWEST} | TopK both ways"))
+    row = next(line for line in lines if line.startswith(f"| {LOWEST} | TopK in both directions"))
     assert row.endswith("| **reproduced** | refuted | not decided: nothing hurts badly here |")
     assert "rounded to the nearest and gradients at random" in next(line for line in lines if "Quantisation" in line)
     assert {line.count("|") for line in lines} == {7}

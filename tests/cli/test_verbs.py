@@ -115,7 +115,7 @@ def test_a_typo_in_the_file_and_in_a_flag_name_the_nearest(trained):
     message = thinpipe("train", "typo.toml", cwd=trained, code=2)
     assert message == "thinpipe: typo.toml: unknown key training.stesp: did you mean training.steps?\n"
     assert "--training.steps" in thinpipe("train", "run.toml", "--training.stesp", "3", cwd=trained, code=2)
-    assert "starts from a file" in thinpipe("train", cwd=trained, code=2)
+    assert "needs a settings file" in thinpipe("train", cwd=trained, code=2)
     assert "no file missing.toml" in thinpipe("train", "missing.toml", cwd=trained, code=2)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thinpipe.data import Batches, Cursor, PrepareConfig, Tokenizer, Tokens, open_sources, prepare, sequential_batches
+from thinpipe.data import Batches, Cursor, TokenizeConfig, Tokenizer, Tokens, open_sources, prepare, sequential_batches
 
 BOOKS = Path(os.environ.get("THINPIPE_BOOKS", Path(__file__).parents[3] / "shared" / "data" / "books"))
 
@@ -18,7 +18,7 @@ def test_six_books_from_parquet_to_batches(tmp_path: Path) -> None:
         pytest.skip(f"{path} is missing: set THINPIPE_BOOKS to a folder with validation.parquet to run this")
     pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
     texts = [document.text for document in open_sources([str(path)]).documents()]
-    prepared = prepare(PrepareConfig(sources=(str(path),), output=tmp_path, vocab_size=1024, max_shard_tokens=100_000))
+    prepared = prepare(TokenizeConfig(sources=(str(path),), output=tmp_path, vocab_size=1024, max_shard_tokens=100_000))
     tokens, tokenizer = Tokens(tmp_path / "train"), Tokenizer.load(tmp_path / "tokenizer")
     tokens.verify()
     assert prepared.train.documents == len(texts) == 6

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.data.conftest import random_text
-from thinpipe.data import DataError, Manifest, PrepareConfig, ShardWriter, Tokenizer, Tokens, prepare
+from thinpipe.data import DataError, Manifest, ShardWriter, TokenizeConfig, Tokenizer, Tokens, prepare
 
 TEXTS = [random_text(30, seed) for seed in range(200)]
 
@@ -22,11 +22,11 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def config_for(corpus: Path, **changes: Any) -> PrepareConfig:
+def config_for(corpus: Path, **changes: Any) -> TokenizeConfig:
     given = {"sources": (str(corpus),), "output": corpus.parent / "out", **changes}
     if "tokenizer" not in given:
         given.setdefault("vocab_size", 300)
-    return PrepareConfig(**given)
+    return TokenizeConfig(**given)
 
 
 def documents_of(folder: Path) -> list[str]:
@@ -184,7 +184,7 @@ def test_progress_reaches_the_end(corpus: Path) -> None:
 )
 def test_options_that_cannot_be_meant_are_errors(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        PrepareConfig(**{"sources": ("a.txt",), "output": tmp_path, **changes})
+        TokenizeConfig(**{"sources": ("a.txt",), "output": tmp_path, **changes})
 
 
 def test_a_fraction_that_takes_nothing_or_all_is_an_error(corpus: Path) -> None:
@@ -193,5 +193,5 @@ def test_a_fraction_that_takes_nothing_or_all_is_an_error(corpus: Path) -> None:
     with pytest.raises(DataError, match=r"leaves none of the 200 documents for train"):
         prepare(config_for(corpus, validation_fraction=0.9999999, vocab_size=257))
     (corpus.parent / "blank.jsonl").write_text('{"text": ""}\n')
-    with pytest.raises(DataError, match=r"no text for .*blank\.jsonl holds no document that is not empty"):
+    with pytest.raises(DataError, match=r"no text for .*all documents of .*blank\.jsonl are empty"):
         prepare(config_for(corpus.parent / "blank.jsonl", vocab_size=257))

@@ -133,10 +133,10 @@ def test_errors_in_specs(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a")
     (tmp_path / "empty").mkdir()
     cases = [
-        (tmp_path / "a.csv", r"a\.csv: cannot read this kind of file; give \.txt, \.jsonl, \.parquet files"),
-        (tmp_path / "empty", r"holds no \.txt, \.jsonl, \.parquet file"),
-        (tmp_path / "*.txt", r"is no file, folder or pattern that matches one"),
-        ("wikitext", r"'wikitext' is no file, .* a data set is written hf:NAME"),
+        (tmp_path / "a.csv", r"a\.csv: cannot read this kind of file; use \.txt, \.jsonl, \.parquet files"),
+        (tmp_path / "empty", r"empty has no file that can be read: \.txt, \.jsonl, \.parquet"),
+        (tmp_path / "*.txt", r"\*\.txt' is no file or folder, and matches none"),
+        ("wikitext", r"'wikitext' is no file .* write hf:NAME"),
         ("hf:", r"names no data set: write hf:NAME"),
     ]
     for spec, message in cases:

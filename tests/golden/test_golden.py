@@ -12,7 +12,7 @@ from tests.golden import boundaries
 from tests.golden.environment import PINNED, pinned_environment, why_undecidable
 from tests.golden.oracle import CASES, NAMED, as_recorded, differences, dump, load, observe
 from thinpipe.boundary.formats import FORMATS
-from thinpipe.boundary.registry import COMPRESSORS, FEEDBACKS, METHODS
+from thinpipe.boundary.registry import COMPRESSORS, FEEDBACKS, FORMAT_COMPRESSORS
 from thinpipe.models.boundary_projection import PROJECTIONS
 
 
@@ -42,7 +42,7 @@ def test_cases_that_differ_in_settings_differ_in_numbers():
 
 def test_every_way_to_cross_a_boundary_has_a_case():
     sections = [boundary for _, boundary in boundaries.CASES.values()]
-    assert {section["method"] for section in sections if "method" in section} == set(METHODS)
+    assert {section["method"] for section in sections if "method" in section} == set(FORMAT_COMPRESSORS)
     for direction, number_format in (("states", "forward"), ("gradients", "backward")):
         used = [section.get(direction, {}) for section in sections]
         assert {section.get(number_format, "fp32") for section in sections} == set(FORMATS)

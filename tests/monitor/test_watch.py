@@ -48,7 +48,7 @@ def test_what_makes_no_sense_is_refused(tmp_path, capsys):
     for arguments, words in (
         ((tmp_path / "nowhere", "--once"), "does not exist: name the dump_folder"),
         ((tmp_path, "--once", "--dashboard"), "leave one of them out"),
-        ((tmp_path, "--port", "1"), "give --dashboard"),
+        ((tmp_path, "--port", "1"), "pass --dashboard"),
     ):
         assert main(["watch", *map(str, arguments)]) == 2
         assert words in capsys.readouterr().err

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from tests.reference.language import SyntheticLanguage
 from thinpipe.boundary.formats import FORMATS
-from thinpipe.boundary.registry import METHODS
+from thinpipe.boundary.registry import FORMAT_COMPRESSORS
 from thinpipe.checkpoint import codec_states
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
 from thinpipe.config.model import ProjectionConfig, SubspaceConfig
@@ -67,7 +67,7 @@ KEEL = ProjectionConfig(
     width=6, token_prior_rank=4, token_prior_window=3, embedding_rank=5, bigram_rows=32, bigram_rank=4
 )
 CASES = [
-    *(formatted(method, number_format, number_format) for method in METHODS for number_format in FORMATS),
+    *(formatted(method, number_format, number_format) for method in FORMAT_COMPRESSORS for number_format in FORMATS),
     formatted("subspace", "int8", "int4"),
     formatted("subspace", "fp32", "int8", family="gpt2"),
     compressed("topk", "none", replace(TOPK, keep=0.1), replace(TOPK, per="token", format="int8")),

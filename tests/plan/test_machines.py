@@ -168,7 +168,7 @@ def test_peers_that_were_measured():
     processor = ProcessorReport(device="cpu", threads=2, flops=5e10, memory_nbytes=4_000_000_000)
     report = MachineReport(processor=processor, up_bps=1e7, down_bps=5e7, latency_s=0.04, versions={})
     peers = [PeerStatus(name="ada", segments=1, report=report), PeerStatus(name="bela", segments=0, report=None)]
-    told = {"run": "r", "generation": 1, "waits_for": "", "away": [], "bottleneck": "", "progress": {}}
+    told = {"run": "r", "generation": 1, "waits_for": "", "absent": [], "bottleneck": "", "progress": {}}
     machines = machines_from_status(Status(peers=peers, hub_bps=(1e8, 2e8), **told))
     assert machines.machines == (
         Machine(name="ada", flops=5e10, memory_nbytes=4_000_000_000, up_bps=1e7, down_bps=5e7, latency_s=0.02),

@@ -11,6 +11,7 @@ from thinpipe.cli import main
 from thinpipe.config.model import ProjectionConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import GenerationStarted, PeerAssignment, PeerJoined, PeerLeft, Retried, Skipped
+from thinpipe.report.summary import summarise
 
 EVIL = '<script>alert("x")</script>&amp;'
 
@@ -120,7 +121,7 @@ def test_a_hub_run_names_its_peers_and_no_name_is_markup(tmp_path):
     assert "peers joined 2 peers left 1 generations 2" in text
     assert "anna 3.0 s" in text
     assert f"{EVIL} 2.0 s" in text
-    assert "It is still going" in text
+    assert summarise(run).ended is None
 
 
 def test_logs_of_other_versions_are_read_as_far_as_they_go(tmp_path):
@@ -139,9 +140,10 @@ def test_logs_of_other_versions_are_read_as_far_as_they_go(tmp_path):
     )
     _, reader, markdown = report(run)
     text = " ".join(" ".join(reader.text).split())
-    assert "2 line(s) of the log are of another version" in text
+    assert summarise(run).unknown == 2
+    assert "2 line(s) of the log were written by another version" in text
     assert "| gone.old | 1 | none |" in markdown
-    assert "nothing crossed a link" in text
+    assert summarise(run).steps[-1].links == []
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_projection_model_loads_with_its_code(many, tmp_path):
     run = write(tmp_path / "projection", started(config=config), step(1))
     _, _, markdown = report(run)
     assert 'from_pretrained("exported", trust_remote_code=True)' in markdown
-    assert "4 numbers of a token would cross each boundary each way, instead of 64" in markdown
+    assert "4 numbers per token instead of 64 would cross each boundary" in markdown
     assert "trust_remote_code" not in report(many)[2]
 
 

@@ -145,7 +145,7 @@ def test_a_killed_process_ends_the_run_and_is_named(endless):
     assert code == 1
     last = printed.strip().splitlines()[-1]
     assert last.startswith("thinpipe: process 1 was ended by SIGKILL"), printed
-    assert "make room" not in printed
+    assert not [event for event in read_events(endless.job.dump_folder / "events.jsonl") if isinstance(event, Stopped)]
     checkpoint = find_checkpoint(endless.job.dump_folder)
     assert steps_of(endless)[-1].step - checkpoint.manifest.step <= 1
     Trainer(placed(endless, 1, "endless")).engine.restore(checkpoint)
@@ -218,9 +218,8 @@ def test_other_settings_in_one_process_are_named(run_config):
     )
     _, (code, printed) = map(finish, start_hosts(configs))
     assert code == 2
-    assert re.search(
-        r"process 1 has other settings than process 0: optimizer.lr \S+ -> 0.5; checkpoint.interval \S+ -> 7\b", printed
-    )
+    assert "process 1 has other settings than process 0" in printed
+    assert re.search(r"optimizer.lr \S+ -> 0.5; checkpoint.interval \S+ -> 7\b", printed)
 
 
 def test_torchrun_starts_the_same_module(run_config):

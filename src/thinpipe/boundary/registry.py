@@ -16,11 +16,11 @@ from thinpipe.boundary.reused_mask import MaskedCompressor, ReusedMaskMethod
 from thinpipe.boundary.topk import TopK
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig, FormatName
 
-METHODS: dict[str, Callable[[MessageShape, FormatName, int], Compressor]] = {
+FORMAT_COMPRESSORS: dict[str, Callable[[MessageShape, FormatName, int], Compressor]] = {
     "none": make_dense_compressor,
     "subspace": make_subspace_compressor,
 }
-"""Compressors of kind "none", by boundary method: all values, in a number format."""
+"""Compressors for kind "none", which send all values in a number format, by boundary method."""
 
 COMPRESSORS: dict[str, Callable[[MessageShape, CompressionConfig, int], Compressor]] = {
     "topk": TopK,
@@ -45,7 +45,7 @@ def make_method(settings: BoundaryConfig, shape: MessageShape, *, in_subspace: b
 
     def compressor(compression: CompressionConfig, number_format: FormatName) -> Compressor:
         if compression.kind == "none":
-            return METHODS[name](shape, number_format, seed)
+            return FORMAT_COMPRESSORS[name](shape, number_format, seed)
         return COMPRESSORS[compression.kind](shape, compression, seed)
 
     states = compressor(settings.states, settings.forward)
@@ -64,5 +64,5 @@ def make_method(settings: BoundaryConfig, shape: MessageShape, *, in_subspace: b
 
 
 def _uncompressed_method(name: str, shape: MessageShape, seed: int) -> BoundaryMethod:
-    codec = DirectionCodec(METHODS[name](shape, "fp32", seed), shape)
+    codec = DirectionCodec(FORMAT_COMPRESSORS[name](shape, "fp32", seed), shape)
     return BoundaryMethod(shape, codec, codec)

@@ -1,7 +1,8 @@
 """The command `thinpipe`: parses a verb's settings with tyro and calls the verb's function.
 
 It holds no logic of any verb and imports no torch. Exit code 2 is a user error, reported as one message without a
-traceback.
+traceback. Warnings of thinpipe's loggers are shown as one line on stderr, here for all commands and for the processes
+that they launch, which are commands too.
 """
 
 import importlib
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if list(arguments) == ["--version"]:
         print(f"thinpipe {__version__}")
         return 0
-    _show_warnings()
+    show_warnings()
     try:
         verb, config = _parse(arguments)
         if verb.swarm:
@@ -47,18 +48,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code or 0
 
 
-class _StderrLines(logging.Handler):
-    """Shows each log record as one line on stderr, without a traceback."""
+class _OneLine(logging.Handler):
+    """Prints a record as one line on the stderr of the moment, which a progress bar may have redirected."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"thinpipe: {record.getMessage()}", file=sys.stderr)
+        error = record.exc_info[1] if record.exc_info else None
+        text = record.getMessage() if error is None else f"{record.getMessage()}: {type(error).__name__}: {error}"
+        print(f"thinpipe: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
 
-def _show_warnings() -> None:
-    """Shows the warnings and errors that thinpipe's modules log; other libraries' loggers stay as they are."""
+def show_warnings() -> None:
+    """Shows the warnings of all thinpipe loggers on stderr; repeated calls change nothing."""
     logger = logging.getLogger("thinpipe")
-    if not any(isinstance(handler, _StderrLines) for handler in logger.handlers):
-        logger.addHandler(_StderrLines(logging.WARNING))
+    if not any(isinstance(handler, _OneLine) for handler in logger.handlers):
+        logger.addHandler(_OneLine(logging.WARNING))
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Verb, Any]:
@@ -68,8 +71,8 @@ def _parse(arguments: Sequence[str]) -> tuple[Verb, Any]:
     if verb is not None and verb.starts_with_file and arguments[1:2] not in (["--help"], ["-h"]):
         if len(arguments) < 2 or arguments[1].startswith("-"):
             raise UserError(
-                f"{name} starts from a file with settings: thinpipe {name} RUN.toml [--section.field value], "
-                f"or from one that comes with thinpipe: {', '.join(map(repr, preset_names()))}"
+                f"`thinpipe {name}` needs a settings file: thinpipe {name} RUN.toml [--section.field value]. "
+                f"Presets in place of a file: {', '.join(preset_names())}"
             )
         settings = load_toml(settings_file(arguments[1]), verb.config)
         program = f"thinpipe {name} {arguments[1]}"

@@ -12,7 +12,7 @@ from thinpipe.config.doctor import DoctorConfig
 from thinpipe.config.hub import HubConfig, InviteConfig, JoinConfig, KickConfig, StatusConfig, UpConfig
 from thinpipe.config.plan import PlanConfig
 from thinpipe.config.run import RunConfig
-from thinpipe.data import PrepareConfig
+from thinpipe.data import TokenizeConfig
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
-    "tokenize": Verb(PrepareConfig, "thinpipe.cli.tokenize:run"),
+    "tokenize": Verb(TokenizeConfig, "thinpipe.cli.tokenize:run"),
     "plan": Verb(PlanConfig, "thinpipe.cli.plan:run", starts_with_file=True),
     "train": Verb(RunConfig, "thinpipe.train.launch:run", starts_with_file=True),
     "hub": Verb(HubConfig, "thinpipe.swarm.hub.command:run", starts_with_file=True, swarm=True),

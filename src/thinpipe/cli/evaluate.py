@@ -1,6 +1,7 @@
 """`thinpipe eval`: validation loss, perplexity and bits per byte of a checkpoint."""
 
 import json
+import logging
 import math
 import tomllib
 
@@ -14,6 +15,8 @@ from thinpipe.core.errors import UserError
 from thinpipe.data import EvenlySpacedBatches, Tokenizer, Tokens, has_tokens, sequential_batches
 from thinpipe.train.engine import choose_device, mean_loss
 
+_log = logging.getLogger(__name__)
+
 
 def run(config: EvalConfig) -> int:
     checkpoint = find_checkpoint(config.run)
@@ -23,12 +26,12 @@ def run(config: EvalConfig) -> int:
     folder = (config.data or trained.data.path) / "validation"
     if not has_tokens(folder):
         raise UserError(
-            f"{folder} does not exist: give --data, a folder made by `thinpipe tokenize` with validation text"
+            f"{folder} has no tokens: pass --data FOLDER, a folder made by `thinpipe tokenize` with validation text"
         )
     tokens = Tokens(folder)
     seq_len = config.seq_len or trained.training.seq_len
     if seq_len > model.config.max_seq_len:
-        raise UserError(f"--seq-len {seq_len} is above the model's max_seq_len {model.config.max_seq_len}")
+        raise UserError(f"--seq-len {seq_len} is above the model's max_seq_len {model.config.max_seq_len}: lower it")
     refuse_other_tokenizer(tokens, checkpoint)
     size = {"seq_len": seq_len, "batch_size": config.batch_size}
     batches = (
@@ -56,5 +59,11 @@ def refuse_other_tokenizer(tokens: Tokens, checkpoint: Checkpoint) -> None:
     """Raises UserError if the tokens were made with another tokenizer than the checkpoint's, which would make the loss
     meaningless."""
     folder = run_folder_of(checkpoint) / "tokenizer"
-    if folder.is_dir() and Tokenizer.load(folder).vocabulary != tokens.manifest.vocabulary:
-        raise UserError(f"{tokens.folder} was made with another tokenizer: tokenize with --tokenizer {folder}")
+    if not folder.is_dir():
+        _log.warning(
+            "%s does not exist: cannot check that %s was made with the model's tokenizer", folder, tokens.folder
+        )
+    elif Tokenizer.load(folder).vocabulary != tokens.manifest.vocabulary:
+        raise UserError(
+            f"{tokens.folder} was made with another tokenizer than the model's: tokenize with --tokenizer {folder}"
+        )

@@ -4,6 +4,7 @@ A subspace model is exported as the equivalent dense model. A model with boundar
 its export includes the code that transformers needs to run it.
 """
 
+import logging
 import tomllib
 from pathlib import Path
 
@@ -19,10 +20,12 @@ from thinpipe.models.hf import projection as projection_export
 from thinpipe.models.hf import weights
 from thinpipe.models.to_dense import to_dense
 
+_log = logging.getLogger(__name__)
+
 
 def run(config: ExportConfig) -> int:
     if config.output.exists() and any(config.output.iterdir()):
-        raise UserError(f"{config.output} is not empty: name another folder")
+        raise UserError(f"{config.output} is not empty: choose another folder")
     checkpoint = find_checkpoint(config.run)
     model = load_model(checkpoint)
     tokenizer_folder = run_folder_of(checkpoint) / "tokenizer"
@@ -33,16 +36,18 @@ def run(config: ExportConfig) -> int:
     (projection_export if has_projection else weights).save(exported, config.output, end_of_text_id=end_of_text_id)
     if tokenizer is not None:
         tokenizer.save(config.output)
+    else:
+        _log.warning("%s does not exist: %s has no tokenizer", tokenizer_folder, config.output)
     write_atomically(config.output / "README.md", model_card(checkpoint, model).encode())
     parameters = sum(parameter.numel() for parameter in exported.parameters())
     print(f"{config.output}: {checkpoint.manifest.family}, {parameters:,} parameters")
     if has_projection:
         print(
-            "  with boundary projections, so no plain model: its code is in the folder "
-            f"({projection_export.MODELING_FILE}), to be trusted"
+            f"  the model has boundary projections: transformers needs its code, {projection_export.MODELING_FILE} in "
+            "this folder, and runs the code only with trust_remote_code=True"
         )
         if rounds_messages(checkpoint):
-            print("  the run rounds what crosses a boundary; the export does not: its logits are those of whole states")
+            print("  the run compresses states at its boundaries, the exported model does not: their logits differ")
     print(f'  AutoModelForCausalLM.from_pretrained("{config.output}"{_trust_argument(model.config)})')
     return 0
 
@@ -66,11 +71,10 @@ def model_card(checkpoint: Checkpoint, model: Model) -> str:
     trainable = sum(parameter.numel() for parameter in model.parameters())
     if config.has_projection:
         shape = (
-            f"It was trained with boundary projections (`{config.projection.kind}`): between its segments "
-            f"{config.projection.width} numbers per "
-            f"token cross, of {config.dim}. So it is no plain model: `{projection_export.MODELING_FILE}` in this "
-            "folder runs "
-            "it, on transformers' own Llama, and has to be trusted. What crosses is not rounded there."
+            f"It was trained with boundary projections (`{config.projection.kind}`): a state between two "
+            f"segments has {config.projection.width} numbers per token instead of {config.dim}. transformers has no "
+            f"such model: `{projection_export.MODELING_FILE}` in this folder has its code, based on transformers' "
+            "Llama, and needs `trust_remote_code=True`. This code does not round the states between segments."
         )
     elif config.subspace.width is None:
         shape = "It was trained as an ordinary dense model."

@@ -28,7 +28,7 @@ def status(config: StatusConfig) -> None:
     except UnreachableError:
         if not _has_finished(config.folder):
             raise
-        print(f"finished; `thinpipe report {config.folder}` shows how it went")
+        print(f"finished; `thinpipe report {config.folder}` writes a report of the run")
         return
     if config.json:
         print(msgspec.json.encode(found).decode())
@@ -59,7 +59,9 @@ def kick(config: KickConfig) -> None:
 
 def _admin(folder: Path, what: Literal["invite", "kick"], name: str = "") -> str:
     if hub_address(folder / "hub") is None:
-        raise UserError(f"{folder} is not the dump_folder of a hub's run: only who owns the hub can do this")
+        raise UserError(
+            f"{folder} is not the dump_folder of a hub's run: only the hub's owner can invite or remove peers"
+        )
     with _connection(folder) as connection:
         request = msgspec.msgpack.encode(AdminRequest(what=what, name=name))
         answer = msgspec.msgpack.decode(connection.request("admin", request, seconds=_SECONDS), type=AdminAnswer)
@@ -74,11 +76,11 @@ def _connection(folder: Path) -> Iterator[HubConnection]:
     none, or if the hub does not answer."""
     identity, address = load_identity(folder), hub_address(folder / "hub")
     if address is None and identity is None:
-        raise UserError(f"{folder} is neither the dump_folder of a hub's run nor the folder of one who joined")
+        raise UserError(f"{folder} is neither the dump_folder of a hub's run nor a folder made by `thinpipe join`")
     connection = HubConnection(address or identity.address)  # type: ignore[union-attr]
     try:
         yield connection
     except (ConnectionError, TimeoutError) as error:
-        raise UserError(f"the hub does not answer: {error}") from error
+        raise UserError(f"the hub does not answer ({error}): check that `thinpipe hub` is running") from error
     finally:
         connection.close()

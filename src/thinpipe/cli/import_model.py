@@ -1,6 +1,7 @@
 """`thinpipe import`: converts a Hugging Face folder to a checkpoint to train from, optionally to a subspace model,
 in which case the change in loss is measured and printed."""
 
+import logging
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -16,11 +17,12 @@ from thinpipe.models.to_subspace import to_subspace
 from thinpipe.train.engine import mean_loss
 
 MEASURED_BATCHES = 50
+_log = logging.getLogger(__name__)
 
 
 def run(config: ImportConfig) -> int:
     if checkpoints_path(config.output).exists():
-        raise UserError(f"{config.output} already holds checkpoints: name another folder")
+        raise UserError(f"{config.output} already has checkpoints: choose another folder")
     dense_config = weights.load_config(config.source)
     model = materialise(build(dense_config), seed=0, draw=False)
     weights.load_weights(model, config.source)
@@ -36,6 +38,8 @@ def run(config: ImportConfig) -> int:
     checkpoint = CheckpointFolder(checkpoints_path(config.output)).save(new_manifest(model), layers)
     if (config.source / "tokenizer.json").is_file():
         Tokenizer.load(config.source).save(config.output / "tokenizer")
+    else:
+        _log.warning("%s has no tokenizer.json: %s has no tokenizer", config.source, config.output)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{config.output}: {checkpoint.manifest.family}, {parameters:,} trainable parameters")
     print(f"  thinpipe train RUN.toml --model.initial {config.output}")
@@ -48,8 +52,9 @@ def _convert_to_subspace(dense: Model, subspace: SubspaceConfig, boundaries: tup
     tokens = Tokens(folder if has_tokens(folder) else data / "train")
     losses = [_loss(model, tokens) for model in (dense, subspace_model)]
     print(
-        f"converted to {subspace.width} of {dense.config.dim} dimensions: the writers keep "
-        f"{report.retained:.1%} of their squared norm; loss {losses[0]:.4f} -> {losses[1]:.4f} nats before any training"
+        f"converted to {subspace.width} of {dense.config.dim} dimensions: the layers that write to "
+        f"the residual stream retain {report.retained:.1%} of their squared norm; loss {losses[0]:.4f} -> "
+        f"{losses[1]:.4f} nats per token before any training"
     )
     return subspace_model
 

@@ -31,9 +31,11 @@ def run(config: PlanConfig) -> int:
     if config.search:
         found = search(settings, model, machines, use_all_peers=use_all_peers)
         before, settings, model = model, found.best.config, found.best.model
-        end = "" if found.converged else " (there may be better ones)"
+        end = "" if found.converged else " (the search was cut off: there may be faster ones)"
         moved = (
-            "" if model == before else "\nIts cut is another, and with it what is trained: compare more than its speed."
+            ""
+            if model == before
+            else "\nIts boundaries differ from those of the settings, so it is another model: compare its loss too."
         )
         tried = f"{found.tried} combinations tried{end}. The fastest:\n{_as_cli_flags(found.best)}{moved}"
     plan = make_plan(settings, model, machines, use_all_peers=use_all_peers, record=config.figure is not None)
@@ -71,7 +73,8 @@ def _as_cli_flags(plan: Plan) -> str:
 def _load_machines(named: Path | None, settings: RunConfig) -> Machines:
     if named is None:
         raise UserError(
-            "a plan needs machines: --machines FILE (examples/machines.toml is one), or the folder of a hub's run"
+            "a plan needs machines: pass --machines with a file (such as examples/machines.toml) or with the "
+            "dump_folder of a hub's run"
         )
     if named.is_dir():
         require_extra("nats", extra="swarm", what="a plan for the peers of a hub")

@@ -25,7 +25,7 @@ def run(config: ReportConfig) -> int:
     summary, name = summarise(config.run), config.run.resolve().name
     others = {other.resolve().name: summarise(other) for other in config.against}
     if len({name, *others}) <= len(config.against):
-        raise UserError("two of these runs have the same name: rename a folder, or leave one out")
+        raise UserError("two of these runs have folders of the same name: rename a folder, or leave one out")
     dim, width, has_projection = _widths(config.run, summary)
     context = ReportContext(
         folder=config.run,

@@ -1,16 +1,16 @@
 """`thinpipe tokenize`: converts text to a folder of tokens for training."""
 
-from thinpipe.data import Manifest, PrepareConfig, prepare, progress_bar
+from thinpipe.data import Manifest, TokenizeConfig, prepare, progress_bar
 
 
-def run(config: PrepareConfig) -> int:
+def run(config: TokenizeConfig) -> int:
     prepared = prepare(config, progress_bar)
     print(f"{config.output}: vocabulary of {prepared.train.vocabulary.size:,}")
     for split, manifest in (("train", prepared.train), ("validation", prepared.validation)):
         if manifest is not None:
             print(f"  {split}: {_describe(manifest)}")
     if prepared.validation is None:
-        print("  no validation text: give --validation-sources or --validation-fraction to follow a run's progress")
+        print("  no validation text: pass --validation-sources or --validation-fraction to have a validation loss")
     return 0
 
 

@@ -26,7 +26,9 @@ def run(config: WatchConfig) -> int:
         follower.poll()
         console.print(render(follower.run_state.snapshot(), time.time(), width=console.width))
         if follower.unknown:
-            console.print(f"{follower.unknown} line(s) of the log are of another version of thinpipe, and left out")
+            console.print(
+                f"{follower.unknown} line(s) of the log were written by another version of thinpipe: left out"
+            )
         return 0
     return _live(console, follower)
 

@@ -88,7 +88,7 @@ class BoundaryConfig:
         if self.store is not None and self.states.feedback != "aqsgd":
             raise UserError('boundary.store is for boundary.states.feedback = "aqsgd": leave it out')
         if not self.at_inference and self.states.kind == "none" and self.forward == "fp32":
-            raise UserError("boundary.at_inference = false: states cross whole as it is: leave it out")
+            raise UserError("boundary.at_inference = false has no effect on uncompressed fp32 states: leave it out")
 
     def resolve_method(self, *, in_subspace: bool) -> Literal["none", "subspace"]:
         """The method in effect. `in_subspace`: whether the model's state is subspace coordinates.
@@ -111,7 +111,7 @@ def _refuse_without_effect(compression: CompressionConfig, where: str) -> None:
         raise UserError(f'{where}.{setting.name} is for kind = {kinds}, not "{compression.kind}": leave it out')
     if compression.kind == "none":
         if compression.feedback != "none":
-            raise UserError(f"{where}.feedback is of what compression leaves out: set {where}.kind, or leave it out")
+            raise UserError(f"{where}.feedback corrects errors of compression: set {where}.kind, or leave it out")
         return
     if compression.reuse_mask and (compression.keep is not None or compression.per is not None):
         raise UserError(f"{where}.reuse_mask takes keep and per of the states: leave them out")

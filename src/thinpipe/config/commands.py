@@ -89,15 +89,15 @@ class ImportConfig:
     def __post_init__(self) -> None:
         if self.subspace_width is None and (self.data is not None or not self.free_last):
             raise UserError(
-                "--data and --no-free-last are for a conversion to a subspace: give --subspace-width, or leave them out"
+                "--data and --no-free-last are for a conversion to a subspace: pass --subspace-width, or leave them out"
             )
         if self.subspace_width is not None and self.free_last and not self.boundaries:
             raise UserError(
-                "--free-last leaves the blocks after the last cut free: give --boundaries, or --no-free-last"
+                "--free-last leaves the blocks after the last boundary dense: pass --boundaries, or --no-free-last"
             )
         if self.subspace_width is not None and self.data is None:
             raise UserError(
-                "converting to a subspace changes the model: give --data, a folder made by "
+                "converting to a subspace changes the model: pass --data, a folder made by "
                 "`thinpipe tokenize --tokenizer SOURCE`, so that its cost can be measured and printed"
             )
 
@@ -117,7 +117,7 @@ class ReportConfig:
 
     def __post_init__(self) -> None:
         if self.sample == "":
-            raise UserError("--sample must not be empty: give the beginning of a text")
+            raise UserError("--sample must not be empty: write the beginning of a text")
 
 
 PORT = 8080
@@ -143,6 +143,6 @@ class WatchConfig:
         if self.once and self.dashboard:
             raise UserError("--once prints and --dashboard serves a page: leave one of them out")
         if not self.dashboard and (self.host, self.port) != (LOOPBACK, PORT):
-            raise UserError("--host and --port are where a page is served: give --dashboard, or leave them out")
+            raise UserError("--host and --port are for the web dashboard: pass --dashboard, or leave them out")
         if not 0 <= self.port < 65536:
             raise UserError(f"--port must lie between 0 and 65535, not {self.port}")

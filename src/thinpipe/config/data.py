@@ -10,7 +10,7 @@ HUGGINGFACE_PREFIX = "hf:"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareConfig:
+class TokenizeConfig:
     """Sources of text, tokenizer and output folder of a tokenization."""
 
     sources: tuple[str, ...]
@@ -58,12 +58,12 @@ class PrepareConfig:
                 f"validation_fraction {self.validation_fraction} must lie between 0 and 1, for example 0.01"
             )
         if self.validation_fraction is not None and self.validation_sources:
-            raise DataError("validation_fraction and validation_sources exclude each other: give one")
+            raise DataError("validation_fraction and validation_sources exclude each other: leave one out")
         self._refuse_options_without_effect()
 
     def _refuse_options_without_effect(self) -> None:
         if self.validation_fraction is None and self.validation_seed:
-            raise DataError("validation_seed is for validation_fraction: give that too, or leave validation_seed out")
+            raise DataError("validation_seed is for validation_fraction: set that too, or leave validation_seed out")
         if self.tokenizer is None and self.end_of_text is not None:
             raise DataError("end_of_text is for an existing tokenizer: leave it out, or name the tokenizer")
         for name in ("vocab_size", "tokenizer_text_nbytes"):

@@ -28,7 +28,7 @@ class DoctorConfig:
 
     def __post_init__(self) -> None:
         if self.hub is not None and self.invite is not None:
-            raise UserError("an invite says where the hub is: give --invite or --hub")
+            raise UserError("an invite has the address of its hub: pass --invite or --hub, not both")
         if self.hub is not None:
             self.hub_address()
 

@@ -56,7 +56,7 @@ class HubSettings:
                 "hub.heartbeat_timeout_seconds and hub.stall_floor_seconds must be above 0, hub.stall_factor at least 1"
             )
         if (self.up is None) != (self.down is None):
-            raise UserError("give both hub.up and hub.down, or none of them")
+            raise UserError("set both hub.up and hub.down, or none of them")
         if self.up is not None and self.down is not None:
             parse_rate(self.up), parse_rate(self.down)
 

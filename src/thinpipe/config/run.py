@@ -60,7 +60,7 @@ class ModelSettings:
             untouched = ModelSettings()
             for setting in dataclasses.fields(self):
                 if setting.name != "initial" and getattr(self, setting.name) != getattr(untouched, setting.name):
-                    raise UserError(f"model.initial says the whole model: leave model.{setting.name} out")
+                    raise UserError(f"model.initial defines the whole model: leave model.{setting.name} out")
 
     def resolve(self, vocab_size: int) -> ModelConfig:
         """The model configuration: the preset with these overrides and the vocabulary size of the data.
@@ -321,8 +321,8 @@ class RunConfig:
         self._refuse_few_microbatches()
         if self.link.is_shaped and self.parallelism.pipeline_parallel_degree == 1:
             raise UserError(
-                "link.* is the line between processes, and there is one process: "
-                "set parallelism.pipeline_parallel_degree, or leave it out"
+                "[link] emulates the links between processes, and there is one process: "
+                "set parallelism.pipeline_parallel_degree, or leave [link] out"
             )
         if self.lr_scheduler.warmup_steps >= self.training.steps:
             raise UserError(

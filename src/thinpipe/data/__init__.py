@@ -1,6 +1,6 @@
 """Data pipeline: text sources, tokenizer, token shards, batches of token ids with exact resume. Imports no torch."""
 
-from thinpipe.config.data import PrepareConfig
+from thinpipe.config.data import TokenizeConfig
 from thinpipe.core.errors import DataError
 from thinpipe.data.dataset import (
     Batch,
@@ -25,12 +25,12 @@ __all__ = [
     "DataError",
     "EvenlySpacedBatches",
     "Manifest",
-    "PrepareConfig",
     "Prepared",
     "Progress",
     "ShardWriter",
     "Source",
     "TokenSequence",
+    "TokenizeConfig",
     "Tokenizer",
     "Tokens",
     "Vocabulary",

@@ -20,7 +20,7 @@ class Permutation:
 
     def __init__(self, size: int, key: int) -> None:
         if not 1 <= size <= 2**62:
-            raise ValueError(f"a permutation of {size} things: give a size from 1 to 2**62")
+            raise ValueError(f"the size of a permutation must lie between 1 and 2**62, not at {size}")
         self.size = size
         # x = high * radix + low. The digits span fewer than `radix` values beyond `size`, so that cycle walking is rare
         # (less than once in sqrt(size)).

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from thinpipe.config.data import PrepareConfig
+from thinpipe.config.data import TokenizeConfig
 from thinpipe.core.errors import DataError
 from thinpipe.data.chunking import group_by_size
 from thinpipe.data.manifest import Manifest
@@ -28,7 +28,7 @@ class Prepared:
     validation: Manifest | None
 
 
-def prepare(config: PrepareConfig, progress: Progress = no_progress) -> Prepared:
+def prepare(config: TokenizeConfig, progress: Progress = no_progress) -> Prepared:
     """Trains or loads the tokenizer, tokenizes all text and writes the output folder. Raises DataError.
 
     If it raises or is killed, no incomplete tokens are left that could be opened.
@@ -57,7 +57,7 @@ def prepare(config: PrepareConfig, progress: Progress = no_progress) -> Prepared
         return Prepared(tokenizer, writers["train"].finish(), validation)
 
 
-def _open_text(config: PrepareConfig) -> SplitText:
+def _open_text(config: TokenizeConfig) -> SplitText:
     validation = None
     if config.validation_sources:
         split = config.validation_split or "validation"
@@ -71,7 +71,7 @@ def _open_text(config: PrepareConfig) -> SplitText:
     )
 
 
-def _make_tokenizer(config: PrepareConfig, text: SplitText, progress: Progress) -> Tokenizer:
+def _make_tokenizer(config: TokenizeConfig, text: SplitText, progress: Progress) -> Tokenizer:
     if config.tokenizer is not None:
         return Tokenizer.load(config.tokenizer, config.end_of_text)
     with progress("training the tokenizer", None) as advance:
@@ -105,5 +105,5 @@ def _check_fraction(fraction: float, writers: Mapping[Split, ShardWriter]) -> No
         if total and not writer.documents:
             raise DataError(
                 f"validation_fraction {fraction:g} leaves none of the {total:,} documents for {side}: "
-                "choose another fraction or seed, or give validation_sources"
+                "choose another fraction or seed, or set validation_sources"
             )

@@ -55,7 +55,9 @@ def read_jsonl(path: Path, field: str) -> Iterator[Document]:
             try:
                 record = json.loads(_decode(line, path, number))
             except json.JSONDecodeError as error:
-                raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno}); one object a line") from None
+                raise DataError(
+                    f"{where}: not JSON ({error.msg} at column {error.colno}); write one object per line"
+                ) from None
             if not isinstance(record, dict):
                 raise DataError(f'{where}: not an object; write {{"{field}": "..."}}')
             if text := _text_of(record, field, where):

@@ -75,7 +75,7 @@ class ShardWriter:
     def finish(self) -> Manifest:
         """Completes the last shard, then writes the manifest. Raises DataError if there was no text."""
         if not self.text_nbytes:
-            raise DataError(f"no text for {self.folder}: {self.source} holds no document that is not empty")
+            raise DataError(f"no text for {self.folder}: all documents of {self.source} are empty, or there are none")
         if self._open is not None:
             self._commit_shard(self._open)
         manifest = Manifest(
@@ -170,7 +170,7 @@ def has_tokens(folder: Path) -> bool:
 def refuse_finished_tokens(folder: Path) -> None:
     """Raises DataError if the folder has complete tokens."""
     if has_tokens(folder):
-        raise DataError(f"{folder} already holds finished tokens: choose another folder, or give --overwrite")
+        raise DataError(f"{folder} already holds finished tokens: choose another folder, or pass --overwrite")
 
 
 def remove_tokens(folder: Path) -> None:

@@ -119,14 +119,16 @@ def _find_files(spec: str) -> tuple[Path, ...]:
         visible = [file for file in path.rglob("*") if not _is_hidden(file.relative_to(path))]
         found = [file for file in visible if file.is_file() and file.suffix.lower() in READERS]
         if not found:
-            raise DataError(f"the folder {spec} holds no {known} file")
+            raise DataError(f"the folder {spec} has no file that can be read: {known}")
     else:
         found = [path] if path.exists() else [Path(match) for match in glob.glob(spec, recursive=True)]
         found = [file for file in found if file.is_file()]
         if not found:
-            raise DataError(f"'{spec}' is no file, folder or pattern that matches one; a data set is written hf:NAME")
+            raise DataError(
+                f"'{spec}' is no file or folder, and matches none as a pattern; write hf:NAME for a data set"
+            )
         if unknown := [file for file in found if file.suffix.lower() not in READERS]:
-            raise DataError(f"{unknown[0]}: cannot read this kind of file; give {known} files")
+            raise DataError(f"{unknown[0]}: cannot read this kind of file; use {known} files")
     # By the text of the path: Path itself sorts without regard to case on Windows.
     return tuple(sorted(found, key=lambda file: file.as_posix()))
 

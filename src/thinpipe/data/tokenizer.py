@@ -43,7 +43,8 @@ class Tokenizer:
         if end_of_text_id is None:
             special = ", ".join(token["content"] for token in content.get("added_tokens", []))
             raise DataError(
-                f"the tokenizer has no token '{self.end_of_text}' to end a document with; name one of: {special}"
+                f"the tokenizer has no token '{self.end_of_text}' to end a document with; set end_of_text to one of: "
+                f"{special}"
             )
         self._files = {**_config_files(self.end_of_text), **files}
         self.vocabulary = Vocabulary(
@@ -58,7 +59,9 @@ class Tokenizer:
         """Trains byte-level BPE. Deterministic; encoding is lossless for every text. Raises DataError if the texts are
         too short for `vocab_size`."""
         if vocab_size < MIN_VOCAB_SIZE:
-            raise DataError(f"vocab_size {vocab_size} is too small: {MIN_VOCAB_SIZE} is every byte and {END_OF_TEXT}")
+            raise DataError(
+                f"vocab_size must be at least {MIN_VOCAB_SIZE} (all bytes, and {END_OF_TEXT}), not {vocab_size}"
+            )
         backend = tokenizers.Tokenizer(tokenizers.models.BPE())
         backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = tokenizers.decoders.ByteLevel()
@@ -70,7 +73,7 @@ class Tokenizer:
         )
         backend.train_from_iterator((piece for text in texts for piece in cut_into_pieces(text)), trainer)
         if (size := backend.get_vocab_size()) < vocab_size:
-            raise DataError(f"the text is too short for vocab_size {vocab_size:,}: give more, or at most {size:,}")
+            raise DataError(f"the text is too short for vocab_size {vocab_size:,}: use more text, or at most {size:,}")
         return cls({_MAIN: backend.to_str(pretty=True).encode()})
 
     @classmethod
@@ -82,8 +85,8 @@ class Tokenizer:
         main = path / _MAIN if path.is_dir() else path
         if not main.is_file():
             raise DataError(
-                f"{main} does not exist: give a {_MAIN} or a folder with one (a folder without it is converted by "
-                "transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(new_folder))"
+                f"{main} does not exist: name a {_MAIN} or a folder that has one (transformers converts other "
+                "tokenizers: AutoTokenizer.from_pretrained(folder).save_pretrained(new_folder))"
             )
         others = (main.with_name(name) for name in _COPIED_FILES)
         files = {_MAIN: main.read_bytes(), **{other.name: other.read_bytes() for other in others if other.is_file()}}
@@ -93,7 +96,7 @@ class Tokenizer:
             raise DataError(f"{main}: {error}") from error
         except Exception as error:  # the library raises bare Exception for anything it cannot parse
             raise DataError(
-                f"{main} (or {_CONFIG} beside it) is not what the library tokenizers reads: {error}"
+                f"{main} (or {_CONFIG} beside it) cannot be read by the library tokenizers: {error}"
             ) from error
 
     def save(self, folder: Path) -> None:

@@ -51,7 +51,7 @@ def _run_findings(path: Path, host: bool) -> Iterator[Finding]:
     try:
         settings = load_toml(settings_file(str(path)), HubConfig)
     except UserError as error:
-        yield problem("settings", str(error), "Change the file as it says.")
+        yield problem("settings", str(error), "Correct the settings file.")
         return
     yield from run_findings(settings)
     if host:

@@ -42,7 +42,9 @@ def hub_findings(config: DoctorConfig) -> Iterator[Finding]:
         try:
             address, joined = _address(config.invite)
         except UserError as error:
-            yield problem("invite", str(error), "Copy the whole line that the hub printed, or ask for a new one.")
+            yield problem(
+                "invite", str(error), "Copy the whole invite that `thinpipe hub` printed, or ask for a new one."
+            )
             return
         parts = urlsplit(address.url)
         reached = list(_reach(parts.hostname or "", parts.port or 0, promised=address.fingerprint))
@@ -62,7 +64,7 @@ def _address(given: str) -> tuple[Address, Path | None]:
         identity = load_identity(folder)
         address = identity.address if identity is not None else hub_address(folder / "hub")
         if address is None:
-            raise UserError(f"{folder} is neither the folder of a run that you joined nor of one that is hosted here")
+            raise UserError(f"{folder} is neither a folder made by `thinpipe join` nor the dump_folder of a hub's run")
         return address, folder
     invite = Invite.read(given)
     return Address(url=invite.url, fingerprint=invite.fingerprint, name=invite.id, seed=invite.seed), None
@@ -82,7 +84,8 @@ def _reach(host: str, port: int, *, promised: str | None) -> Iterator[Finding]:
         yield problem(
             "hub's port",
             f"{host}:{port}: {error}",
-            "See that the hub runs, that its firewall and router let this port in, and that yours lets you out.",
+            "Check that `thinpipe hub` is running, that the hub's firewall and router accept connections to this port, "
+            "and that your firewall allows outgoing connections.",
         )
         return
     yield ok("hub's port", f"{port} answers after {1e3 * (time.monotonic() - began):.0f} ms")
@@ -95,12 +98,12 @@ def _certificate(host: str, port: int, promised: str | None) -> Finding:
     except (OSError, ssl.SSLError) as error:
         return problem("certificate", f"no TLS at {host}:{port}: {error}", "This is no hub: check address and port.")
     if promised is None:
-        return ok("certificate", f"sha256 {shown}", "Compare it with the hub's own, which its invites carry.")
+        return ok("certificate", f"sha256 {shown}", "Compare it with the fingerprint in an invite of this hub.")
     if shown != promised:
         return problem(
             "certificate",
-            "what answers is not the hub that invited you: its certificate is another",
-            "Ask for a new invite if the hub was set up anew; otherwise somebody is in between, so do not join.",
+            "the server is not the hub that invited you: its certificate differs from the one in the invite",
+            "Ask for a new invite if the hub was set up anew; otherwise somebody intercepts the traffic: do not join.",
         )
     return ok("certificate", f"as promised, sha256 {shown[:16]}...")
 
@@ -108,8 +111,8 @@ def _certificate(host: str, port: int, promised: str | None) -> Finding:
 def _with_invite(invite: Invite) -> Iterator[Finding]:
     try:
         with InviteProbe(invite) as probe:
-            yield ok("invite", "it works, and is not used up")
-            yield not_checked("clock", "the hub tells the time to those who have joined")
+            yield ok("invite", "the invite is valid, and this check did not use it up")
+            yield not_checked("clock", "the hub's clock can be read only after joining")
             yield _link(probe)
     except (UserError, ConnectionError, TimeoutError) as error:
         yield problem("invite", str(error), "Ask the hub's owner for a new invite.")
@@ -118,7 +121,7 @@ def _with_invite(invite: Invite) -> Iterator[Finding]:
 def _with_key(address: Address, folder: Path, device: str) -> Iterator[Finding]:
     try:
         with closing(HubConnection(address)) as connection:
-            yield ok("key", f"the hub knows us as {address.name}")
+            yield ok("key", f"the hub knows this machine as {address.name}")
             asked = time.time()
             status = msgspec.msgpack.decode(connection.request("status", b"", seconds=_SECONDS), type=Status)
             yield _clock(status, asked, time.time())
@@ -127,24 +130,25 @@ def _with_key(address: Address, folder: Path, device: str) -> Iterator[Finding]:
             mine = next((peer.segments for peer in status.peers if peer.name == address.name), 0)
             yield assigned_memory_finding(folder, mine, device)
     except (UserError, ConnectionError, TimeoutError) as error:
-        yield problem("key", str(error), "See that the hub runs; if it does not know you any more, ask for an invite.")
+        fix = "Check that `thinpipe hub` is running; if this machine was removed from the run, ask for a new invite."
+        yield problem("key", str(error), fix)
 
 
 def _clock(status: Status, asked: float, answered: float) -> Finding:
     """Clock difference; the hub read its clock at some time between `asked` and `answered`."""
     if not status.time_s:
-        return not_checked("clock", "this hub does not tell the time")
+        return not_checked("clock", "this hub does not report its clock")
     apart = (asked + answered) / 2 - status.time_s
-    text = f"{abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} the hub's"
+    text = f"{abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} the hub's clock"
     if abs(apart) > _CLOCK_SECONDS + answered - asked:
-        return warning("clock", text, "Let this machine set its clock by the network; training works, logs mislead.")
+        return warning("clock", text, "Turn on network time (NTP): training works, but times in logs are wrong.")
     return ok("clock", text)
 
 
 def _link(connection: Requester) -> Finding:
     latency, rates = measure_latency(connection), measure_rates(connection)
     up, down = format_bit_rate(rates.up_bps), format_bit_rate(rates.down_bps)
-    text = f"{up} up, {down} down, {1e3 * latency:.0f} ms there and back"
+    text = f"{up} up, {down} down, {1e3 * latency:.0f} ms round trip"
     if min(rates.up_bps, rates.down_bps) < _SLOW_BPS:
-        return warning("link", text, "See what else uses the line; below 1 Mbps it will be what all wait for.")
+        return warning("link", text, "Stop what else uses the link: below 1 Mbps it slows down the whole run.")
     return ok("link", text)

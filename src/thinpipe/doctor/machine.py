@@ -49,7 +49,9 @@ def _torch() -> Finding:
     found = str(torch.__version__)
     if not found.startswith(SUPPORTED_TORCH):
         return problem(
-            "torch", f"{found}, and thinpipe knows {SUPPORTED_TORCH}x", f'Run pip install "torch=={SUPPORTED_TORCH}*".'
+            "torch",
+            f"{found}, but thinpipe supports {SUPPORTED_TORCH}x",
+            f'Run pip install "torch=={SUPPORTED_TORCH}*".',
         )
     return ok("torch", found)
 
@@ -58,30 +60,30 @@ def _devices(wanted: str) -> Finding:
     try:
         import torch
     except Exception:
-        return not_checked("devices", "torch is not there to ask")
+        return not_checked("devices", "torch cannot be imported")
     found = []
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         name = torch.cuda.get_device_name(index)
         found.append(f"cuda:{index} {name}, {format_bytes(free)} of {format_bytes(total)} free")
     if torch.backends.mps.is_available():
-        found.append("mps (thinpipe uses the processor there)")
+        found.append("mps (not supported: thinpipe uses the CPU)")
     if wanted.startswith("cuda") and not torch.cuda.is_available():
         return problem(
             "devices",
             "torch sees no CUDA device",
             "Install the CUDA build of torch and its driver (pytorch.org/get-started), or leave --device out.",
         )
-    return ok("devices", "; ".join(found) or "no GPU: the processor computes")
+    return ok("devices", "; ".join(found) or "no GPU: thinpipe uses the CPU")
 
 
 def _threads() -> Finding:
     try:
         import torch
     except Exception:
-        return not_checked("threads", "torch is not there to ask")
+        return not_checked("threads", "torch cannot be imported")
     cores, threads = os.cpu_count() or 1, torch.get_num_threads()
-    text = f"{threads} of {cores} cores"
+    text = f"torch uses {threads} threads on {cores} cores"
     if threads > cores:
         return warning("threads", text, f"Set OMP_NUM_THREADS to {cores} or less.")
     return ok("threads", text)
@@ -90,7 +92,7 @@ def _threads() -> Finding:
 def _extras(*, needed: bool) -> Finding:
     missing = missing_extras(_EXTRAS)
     there = [name for name in _EXTRAS if name not in missing]
-    text = f"installed: {', '.join(there) or 'none'}; not: {', '.join(missing) or 'none'}"
+    text = f"installed: {', '.join(there) or 'none'}; not installed: {', '.join(missing) or 'none'}"
     if needed and "swarm" in missing:
         return problem("extras", text, f"A hub needs the extra swarm: {install_hint('swarm')}.")
     return ok("extras", text, f"If you want them: {install_hint(','.join(missing))}." if missing else "")

@@ -40,9 +40,9 @@ def _size_findings(config: RunConfig) -> list[Finding]:
     try:
         model = _model(config, dataset_info)
     except UserError as error:
-        return [data, problem("model", str(error), "Change the run's settings as it says.")]
+        return [data, problem("model", str(error), "Correct the run's settings.")]
     if model is None:
-        why = "how large the model is, only its tokens say"
+        why = "the size of the model depends on the vocabulary of the tokens"
         return [data, _disk(config, None), not_checked("memory", why)]
     return [data, _disk(config, model), _memory(config, model)]
 
@@ -56,7 +56,7 @@ def _metrics(config: RunConfig) -> list[Finding]:
         return [ok("metrics", ", ".join(asked))] if asked else []
     settings = " and ".join(f"metrics.{name}" for name in missing)
     fix = f"Leave {settings} out, or run {install_hint(','.join(missing))}."
-    return [problem("metrics", f"{settings} is set, and what it needs is not installed", fix)]
+    return [problem("metrics", f"{settings} is set, but the library for it is not installed", fix)]
 
 
 def _data(config: RunConfig) -> tuple[Finding, DatasetInfo | None]:
@@ -64,7 +64,7 @@ def _data(config: RunConfig) -> tuple[Finding, DatasetInfo | None]:
     try:
         dataset_info = LocalTokens(config).dataset_info
     except (UserError, OSError) as error:
-        fix = f"Make it with `thinpipe tokenize --output {path}`, or set data.path."
+        fix = f"Make the tokens with `thinpipe tokenize --output {path}`, or set data.path."
         return problem("data", str(error), fix), None
     newest = CheckpointFolder(checkpoints_path(config.job.dump_folder)).newest_complete(layers=())[0]
     if newest is not None and newest.manifest.data_sha256 not in ("", dataset_info.sha256):
@@ -106,16 +106,18 @@ def _disk(config: RunConfig, model: ModelConfig | None) -> Finding:
             os.fsync(file.fileno())
     except OSError as error:
         return problem(
-            "disk", f"{place} cannot be written: {error.strerror}", "Set job.dump_folder to one that you may write to."
+            "disk", f"{place} cannot be written: {error.strerror}", "Set job.dump_folder to a writable folder."
         )
     free = shutil.disk_usage(place).free
     if model is None:
-        return not_checked("disk", f"{format_bytes(free)} free in {place}; what checkpoints need is not known")
+        return not_checked("disk", f"{format_bytes(free)} free in {place}; the size of a checkpoint is not known")
     one = sum(cost.state_nbytes for cost in segment_costs(model, config)) + shared_nbytes(model, config)
     wanted = max(one, checkpoints_nbytes(config, one) - _held(checkpoints_path(folder)))
     text = f"{format_bytes(free)} free in {place}; checkpoints of {format_bytes(one)} need {format_bytes(wanted)} more"
     if free < wanted:
-        return problem("disk", text, "Make room, set job.dump_folder elsewhere, or lower checkpoint.keep_latest_k.")
+        return problem(
+            "disk", text, "Free disk space, set job.dump_folder to another disk, or lower checkpoint.keep_latest_k."
+        )
     return ok("disk", text)
 
 
@@ -136,20 +138,20 @@ def _memory(config: RunConfig, model: ModelConfig) -> Finding:
     except UserError as error:
         return problem("memory", str(error), "Set training.device to one of these.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        return problem("memory", f"torch sees no {device}", "Set training.device to a device that is there.")
+        return problem("memory", f"torch sees no {device}", "Set training.device to another device.")
     usable = usable_nbytes(device)
     degree = config.parallelism.pipeline_parallel_degree
     needs = [need.memory_nbytes for need in segment_needs(segment_costs(model, config), config, processes=degree)]
     shared = shared_nbytes(model, config)
     whole, largest = sum(needs) + degree * shared, max(needs) + shared
-    text = f"{format_bytes(usable)} may be used; the run needs {format_bytes(whole)} on one machine"
+    text = f"{format_bytes(usable)} of memory usable; the run needs {format_bytes(whole)} on one machine"
     if len(needs) > 1:
         text += f", its largest segment {format_bytes(largest)}"
     if largest > usable:
         fix = "Add boundaries, lower the micro-batch size or seq_len, or set execution.checkpoint_activations = true."
         return problem("memory", text, fix)
     if whole > usable:
-        return warning("memory", text, "Spread it over several machines: `thinpipe hub` or torchrun.")
+        return warning("memory", text, "Spread the run over several machines: `thinpipe hub` or torchrun.")
     return ok("memory", text)
 
 
@@ -158,15 +160,17 @@ def assigned_memory_finding(folder: Path, segments: int, device: str) -> Finding
     most demanding run of that many consecutive segments counts."""
     newest = CheckpointFolder(checkpoints_path(folder)).newest_complete(layers=())[0]
     if newest is None or not segments:
-        return not_checked("memory", "the hub has given this machine nothing to compute yet")
+        return not_checked("memory", "the hub has not assigned segments to this machine yet")
     config = from_table(tomllib.loads(newest.manifest.run), RunConfig, where=str(newest.path))
     model = model_config_of(newest)
     needs = [need.memory_nbytes for need in segment_needs(segment_costs(model, config), config)]
     spans = [sum(needs[start : start + segments]) for start in range(len(needs) - segments + 1)]
     wanted, usable = max(spans, default=sum(needs)) + shared_nbytes(model, config), usable_nbytes(choose_device(device))
-    text = f"{format_bytes(usable)} may be used; {segments} segment(s) need {format_bytes(wanted)}"
+    text = f"{format_bytes(usable)} of memory usable; {segments} segment(s) need {format_bytes(wanted)}"
     if wanted > usable:
-        return problem("memory", text, "Close other programs, or join with --memory so that the hub gives it less.")
+        return problem(
+            "memory", text, "Close other programs, or join with --memory so that the hub assigns fewer segments."
+        )
     return ok("memory", text)
 
 
@@ -181,7 +185,11 @@ def port_finding(config: HubConfig) -> Finding:
             probe.bind((hub_settings.host, hub_settings.port))
     except OSError as error:
         return problem(
-            "port", f"{where}: {error.strerror}", "Stop what listens there, or choose another port with --hub.port."
+            "port",
+            f"{where}: {error.strerror}",
+            "Stop the program that listens there, or choose another port with --hub.port.",
         )
-    text = f"{where} is free; behind a router, forward it, and let a friend try `thinpipe doctor --hub ADDRESS:PORT`"
+    text = (
+        f"{where} is free; behind a router, forward the port, then run `thinpipe doctor --hub ADDRESS:PORT` elsewhere"
+    )
     return ok("port", text)

@@ -4,6 +4,7 @@ Receives are posted ahead and sends do not block, so the round-trip time is paid
 send waits until the matching receive is posted.
 """
 
+import logging
 import time
 from collections import deque
 from dataclasses import replace
@@ -17,6 +18,7 @@ from thinpipe.transport.labels import Label, is_labelled
 from thinpipe.transport.staging import host_buffer, to_host
 from thinpipe.transport.threads import Watcher
 
+_log = logging.getLogger(__name__)
 PREPOSTED_NBYTES = 16 << 20
 """Bytes of receives posted ahead per boundary and direction, but at least two messages. More than the bandwidth-delay
 product of a 1 Gbit/s link with 100 ms."""
@@ -49,7 +51,7 @@ class P2PReceiver:
 
     def expect(self, messages: int, nbytes: int, label: Label) -> None:
         """Prepares for `messages` messages of `nbytes` each in this step; their size may differ in validation."""
-        assert not len(self._posted) + self._unposted, "messages of the last step were left"
+        assert not len(self._posted) + self._unposted, "messages of the previous step were not received"
         self.nbytes, self.preposted = nbytes, max(2, PREPOSTED_NBYTES // nbytes)
         self._unposted, self._received_count, self._label = messages, 0, label
         self.received_nbytes, self.waited_seconds = 0, 0.0
@@ -70,7 +72,7 @@ class P2PReceiver:
         try:
             work.wait()
         except RuntimeError as error:
-            raise ConnectionError(f"waited for micro-batch {microbatch} of {self.name}, and lost it: {error}") from None
+            raise ConnectionError(f"could not receive micro-batch {microbatch} of {self.name}: {error}") from None
         self.waited_seconds += time.monotonic() - started
         self.received_nbytes += message.numel()
         self._received_count += 1
@@ -102,4 +104,5 @@ class P2PSender:
 def _on_sent(_message: Tensor, problems: list[Exception], error: Exception | None) -> None:
     """Callback of the watcher thread; its `_message` argument keeps the tensor alive until the send has completed."""
     if error is not None:
+        _log.debug("a send failed; the next send reports it", exc_info=error)
         problems.append(error)

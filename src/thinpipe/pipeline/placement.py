@@ -75,14 +75,14 @@ def place(schedule: str, processes: int, segments: int, shares: Sequence[int] | 
     count = processes * SCHEDULE_LAYOUTS[schedule].stages_per_process
     if segments < count:
         raise UserError(
-            f"{schedule} on {processes} processes needs a model of {count} segments or more, and this one has "
-            f"{segments}: set model.boundaries to at least {count - 1} cuts, or change the schedule or "
+            f"{schedule} on {processes} processes needs a model of at least {count} segments, and this model "
+            f"has {segments}: set model.boundaries to at least {count - 1} cuts, or change the schedule or "
             "parallelism.pipeline_parallel_degree"
         )
     if shares is not None and (len(shares) != count or sum(shares) != segments or min(shares) < 1):
         raise UserError(
-            f"parallelism.pipeline_parallel_shares {list(shares)} must be {count} numbers, one for each stage, of 1 or "
-            f"more, which together make the model's {segments} segments"
+            f"parallelism.pipeline_parallel_shares {list(shares)} must be {count} numbers of at least 1, one for "
+            f"each stage, with the model's {segments} segments as their sum"
         )
     equal = [-(-index * segments // count) for index in range(count + 1)]
     starts = equal if shares is None else [0, *accumulate(shares)]

@@ -55,7 +55,7 @@ def comparison_figure(runs: Mapping[str, Summary]) -> "Figure":
     """Loss over time and throughput of all runs. Raises UserError for more runs than there are colours."""
     plt = pyplot()
     if len(runs) > len(RUN_COLOURS):
-        raise UserError(f"{len(runs)} runs are too many for one picture: name at most {len(RUN_COLOURS)}")
+        raise UserError(f"{len(runs)} runs are too many for one figure: name at most {len(RUN_COLOURS)}")
     with plt.rc_context({"font.size": 9, "axes.labelcolor": INK, "text.color": INK}):
         from matplotlib.figure import Figure
 

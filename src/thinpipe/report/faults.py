@@ -28,17 +28,15 @@ def faults_section(summary: Summary) -> Section:
     if lost:
         blocks.append(Text(f"Computing steps again cost {format_duration(lost)}."))
     if summary.unknown:
-        blocks.append(Text(f"{summary.unknown:,} line(s) of the log are of another version and were passed over."))
+        blocks.append(
+            Text(f"{summary.unknown:,} line(s) of the log were written by another version of thinpipe: left out.")
+        )
     shown_events = [event for event in summary.events if isinstance(event, _SHOWN_EVENTS)]
     rows = [
         [format_utc(event.time_s), f"{event.step:,}", _STEP.sub("", format_event_line(event))]
         for event in shown_events[-_MAX_ROWS:]
     ]
-    title = (
-        "All that happened"
-        if len(shown_events) <= _MAX_ROWS
-        else f"The last {_MAX_ROWS} of {len(shown_events):,} events"
-    )
+    title = "All events" if len(shown_events) <= _MAX_ROWS else f"The last {_MAX_ROWS} of {len(shown_events):,} events"
     return Section("Faults and recoveries", [*blocks, Collapsible(title, [Table(["UTC", "step", "what"], rows)])])
 
 

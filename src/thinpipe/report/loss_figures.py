@@ -24,7 +24,7 @@ def loss_figure(summary: Summary) -> "Figure":
     figure, axes = new_figure()
     tokens, losses = [step.tokens / 1e6 for step in summary.steps], [step.loss for step in summary.steps]
     width, shown = smoothing_width(len(losses)), decimation(len(losses))
-    every = "each step" if shown.step == 1 else f"one step of {shown.step}"
+    every = "each step" if shown.step == 1 else f"one of {shown.step} steps"
     axes.plot(tokens[shown], losses[shown], color=BLUE, alpha=0.55, linewidth=0.9, label=f"training, {every}")
     centres, means = smoothed(tokens, losses, width)
     label = f"training, mean of {width} steps around each"

@@ -9,9 +9,9 @@ from thinpipe.report.traffic import traffic_of
 
 _STOP_REASONS = {
     "finished": "It is finished.",
-    "signal": "It was stopped by its owner and can go on.",
-    "not_finite": "It gave up: three steps in a row were not finite.",
-    "not_saved": "It ended without being able to save its last state.",
+    "signal": "It was stopped by a signal and can be resumed.",
+    "not_finite": "It stopped because the values of three steps in a row were not finite.",
+    "not_saved": "It stopped because its last checkpoint could not be saved.",
 }
 
 
@@ -38,7 +38,7 @@ def _training(summary: Summary, context: ReportContext) -> str:
     model = f"a model of {summary.starts[-1].parameters:,} parameters" if summary.starts else "a model"
     return (
         f"The run {context.name} has trained {model} for {last.step:,}{of_all} steps on {last.tokens:,} tokens, in "
-        f"{format_duration(summary.seconds)} of computing ({last.tokens / summary.seconds:,.0f} tokens a second)."
+        f"{format_duration(summary.seconds)} of computing ({last.tokens / summary.seconds:,.0f} tokens per second)."
     )
 
 
@@ -60,9 +60,9 @@ def _links(summary: Summary, context: ReportContext) -> str:
     if not last.links:
         return "It computed in one process, so that nothing crossed a link." if not last.busy else ""
     bubble = median(step.bubble or 0.0 for step in summary.steps)
-    text = f"{len(last.busy)} processes shared it and waited for each other {bubble:.0%} of the time"
+    text = f"{len(last.busy)} processes computed it and waited for messages {bubble:.0%} of the time"
     if context.dim is None:
-        return f"{text}; {summary.nbytes_per_token:,.0f} bytes a token crossed the busiest link."
+        return f"{text}; {summary.nbytes_per_token:,.0f} bytes per token crossed the busiest link."
     traffic = traffic_of(summary.steps, dim=context.dim, tokens_per_step=summary.tokens_per_step)
     return f"{text}; they sent {format_bytes(traffic.sent_nbytes)}, {traffic.description}."
 
@@ -85,5 +85,5 @@ def _faults(summary: Summary) -> str:
 
 def _end(summary: Summary) -> str:
     if summary.ended is None:
-        return "It is still going, or ended without a word."
+        return "It is still running, or was killed."
     return _STOP_REASONS.get(summary.ended, f"It ended: {summary.ended}.")

@@ -6,9 +6,9 @@ from thinpipe.report.document import Code, Collapsible, Facts, Picture, Report, 
 from thinpipe.report.faults import faults_section, format_utc
 from thinpipe.report.loss_figures import loss_figure, throughput_figure
 from thinpipe.report.prose import summary_paragraph
+from thinpipe.report.resource_sections import bytes_section, time_section
 from thinpipe.report.summary import Summary
 from thinpipe.report.traffic import traffic_of
-from thinpipe.report.usage import bytes_section, time_section
 
 
 def write_report(summary: Summary, context: ReportContext) -> Report:
@@ -16,7 +16,7 @@ def write_report(summary: Summary, context: ReportContext) -> Report:
     sections = [
         Section("Summary", [Text(summary_paragraph(summary, context)), _facts(summary, context)]),
         *_comparison(summary, context),
-        Section("Loss", [Picture("loss", loss_figure(summary), "Loss over the tokens that were seen.")]),
+        Section("Loss", [Picture("loss", loss_figure(summary), "Loss over the number of training tokens.")]),
         Section("Throughput", [Picture("throughput", throughput_figure(summary), "Tokens per second over time.")]),
         bytes_section(summary, context),
         time_section(summary),
@@ -35,7 +35,7 @@ def _facts(summary: Summary, context: ReportContext) -> Facts:
         entries.append(("validation loss", f"{summary.validations[-1].loss:.4f}"))
     entries += [("training loss", f"{last.loss:.4f}"), ("tokens/s, median step", f"{summary.tokens_per_second:,.0f}")]
     if last.links:
-        entries.append(("bytes a token, busiest link", f"{summary.nbytes_per_token:,.0f}"))
+        entries.append(("bytes per token, busiest link", f"{summary.nbytes_per_token:,.0f}"))
         if context.dim is not None:
             traffic = traffic_of(summary.steps, dim=context.dim, tokens_per_step=summary.tokens_per_step)
             entries.append(("fewer bytes than dense bf16", f"{traffic.ratio:.1f} x"))
@@ -71,13 +71,13 @@ def _use(context: ReportContext) -> Section:
         f'tokenizer = AutoTokenizer.from_pretrained("exported"{trust})'
     )
     kind = "a Hugging Face folder with code of its own" if context.has_projection else "an ordinary Hugging Face folder"
-    text = f"The export is {kind}, which needs thinpipe no more:"
+    text = f"The export is {kind} and does not need thinpipe:"
     return Section("Use the result", [Code(commands), Text(text), Code(python, "python")])
 
 
 def _settings(summary: Summary, context: ReportContext) -> Section:
     if not summary.starts:
-        return Section("Settings and versions", [Text("The log does not say.")])
+        return Section("Settings and versions", [Text("The event log has no settings.")])
     started = summary.starts[-1]
     rows = changed_settings(settings_of(summary), context.defaults)
     return Section(

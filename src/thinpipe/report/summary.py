@@ -99,10 +99,10 @@ class Summary:
             bubble = median(step.bubble or 0.0 for step in self.steps)
             lines.append(
                 f"{len(last.busy)} processes, bubble {bubble:.0%} of their time, "
-                f"{self.nbytes_per_token:,.0f} bytes a token over the busiest link"
+                f"{self.nbytes_per_token:,.0f} bytes per token over the busiest link"
             )
         if self.skipped:
-            lines.append(f"{len(self.skipped)} step(s) skipped because something was not finite")
+            lines.append(f"{len(self.skipped)} step(s) skipped because of bad values")
         return lines
 
 

@@ -8,7 +8,7 @@ from thinpipe.core.units import BF16_NBYTES
 
 
 @dataclass(frozen=True)
-class Traffic:
+class TrafficTotals:
     """Traffic over all boundaries and steps."""
 
     sent_nbytes: int
@@ -30,10 +30,10 @@ class Traffic:
         return f"as much as {dense}" if self.ratio > 0.95 else f"{1 / self.ratio:.1f} times what {dense}"
 
 
-def traffic_of(steps: Sequence[Step], *, dim: int, tokens_per_step: float) -> Traffic:
+def traffic_of(steps: Sequence[Step], *, dim: int, tokens_per_step: float) -> TrafficTotals:
     """Traffic of these steps, all boundaries and directions together."""
     n_messages = sum(len(step.links) for step in steps)
-    return Traffic(
+    return TrafficTotals(
         sent_nbytes=sum(link.nbytes for step in steps for link in step.links),
         dense_nbytes=round(n_messages * tokens_per_step * dim * BF16_NBYTES),
     )

@@ -1,6 +1,7 @@
 """Console output of a run: a progress bar with ETA on a terminal, plain log lines elsewhere. On request also a live
 table of the pipeline, a web dashboard and exporters (Prometheus, TensorBoard, Weights & Biases)."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -15,6 +16,8 @@ from thinpipe.core.events import AnyEvent, HubEvent, Started, Step
 from thinpipe.monitor.exporters import Exporter, ExporterSettings, open_exporters
 from thinpipe.monitor.terminal import LiveTable
 from thinpipe.monitor.web_server import serving
+
+_log = logging.getLogger(__name__)
 
 
 class Display(Protocol):
@@ -72,29 +75,28 @@ class ProgressBarDisplay:
 class DisplayWithExporters:
     """A display plus exporters. An exporter that raises is dropped with a warning; training continues."""
 
-    def __init__(self, display: Display, exporters: Sequence[Exporter], console: Console) -> None:
-        self._display, self._exporters, self._console = display, list(exporters), console
+    def __init__(self, display: Display, exporters: Sequence[Exporter]) -> None:
+        self._display, self._exporters = display, list(exporters)
 
     def show(self, event: AnyEvent) -> None:
         self._display.show(event)
         for exporter in list(self._exporters):
             try:
                 exporter.on_event(event)
-            except Exception as error:  # third-party code: any exception
+            except Exception:  # third-party code: any exception
                 self._exporters.remove(exporter)
-                _report_sink_error(self._console, exporter, "is told no more", error)
+                _log.warning("%s failed and gets no more events; training continues", _name(exporter), exc_info=True)
 
 
-def _close(exporter: Exporter, console: Console) -> None:
+def _close(exporter: Exporter) -> None:
     try:
         exporter.close()
-    except Exception as error:  # third-party code: any exception
-        _report_sink_error(console, exporter, "was not closed", error)
+    except Exception:  # third-party code: any exception
+        _log.warning("%s could not be closed; its last metrics may be missing", _name(exporter), exc_info=True)
 
 
-def _report_sink_error(console: Console, exporter: Exporter, what: str, error: Exception) -> None:
-    text = f"{type(exporter).__name__} {what}, the run goes on: {type(error).__name__}: {error}"
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+def _name(exporter: Exporter) -> str:
+    return type(exporter).__name__
 
 
 @contextmanager
@@ -112,13 +114,13 @@ def open_display(config: RunConfig, *, is_leader: bool = True) -> Iterator[Displ
                 folder=folder, prometheus=metrics.prometheus, tensorboard=metrics.tensorboard, wandb=metrics.wandb
             )
             for exporter in open_exporters(asked):
-                stack.callback(_close, exporter, console)
+                stack.callback(_close, exporter)
                 exporters.append(exporter)
         if not console.is_terminal:
-            yield DisplayWithExporters(LineDisplay(console, log_freq=metrics.log_freq), exporters, console)
+            yield DisplayWithExporters(LineDisplay(console, log_freq=metrics.log_freq), exporters)
         elif metrics.live and is_leader:
-            yield DisplayWithExporters(stack.enter_context(LiveTable(console, folder)), exporters, console)
+            yield DisplayWithExporters(stack.enter_context(LiveTable(console, folder)), exporters)
         else:
             yield DisplayWithExporters(
-                stack.enter_context(ProgressBarDisplay(console, total_steps=config.training.steps)), exporters, console
+                stack.enter_context(ProgressBarDisplay(console, total_steps=config.training.steps)), exporters
             )

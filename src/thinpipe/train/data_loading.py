@@ -1,6 +1,7 @@
 """Token batches of a run, from a local folder of token shards. A run joined through a hub gets its batches from the hub
 (`swarm.peer.remote_run.RemoteTokens`)."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
@@ -15,6 +16,8 @@ from thinpipe.core.hashing import text_sha256
 from thinpipe.data import Batches, Cursor, EvenlySpacedBatches, Tokenizer, Tokens, has_tokens
 from thinpipe.train.engine import Ids
 from thinpipe.transport.collectives import Collectives
+
+_log = logging.getLogger(__name__)
 
 
 class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +83,8 @@ class LocalTokens:
     def save_tokenizer(self, folder: Path) -> None:
         if self.tokenizer_folder is not None:
             Tokenizer.load(self.tokenizer_folder).save(folder / "tokenizer")
+        else:
+            _log.warning("%s has no tokenizer folder: `thinpipe generate` will not work for this run", self.path)
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
@@ -92,7 +97,7 @@ def tokenizer_sha256(files: Mapping[str, Path]) -> str:
     return text_sha256("\n".join(f"{name} {file_sha256(path)}" for name, path in sorted(files.items())))
 
 
-class DataLoader:
+class BatchLoader:
     """Batches for this process. Process 0, which always has the first segment, reads ids; the others get None.
 
     The constructor broadcasts `DatasetInfo` from process 0, so all processes must call it.

@@ -253,8 +253,8 @@ class Engine:
         for index, (name, value) in enumerate(hashes.items()):
             if extremes[index] != -extremes[index + len(hashes)]:
                 raise UserError(
-                    f"process {self.collectives.rank}: not all processes have the same {name}: {value} here; "
-                    "start them all from the same checkpoint and with the same settings"
+                    f"the processes differ in {name} (process {self.collectives.rank} has {value}): "
+                    "start all processes from the same checkpoint and with the same settings"
                 )
 
     def _update(self, grad_norm: float, lr: float) -> None:

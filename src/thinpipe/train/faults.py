@@ -38,7 +38,7 @@ class PoisonedError(Exception):
     def __init__(self, step: int, fault: Fault) -> None:
         self.step, self.sender, self.receiver = step, fault.sender, fault.receiver
         self.what = f"{fault.culprit} {fault.reason}"
-        super().__init__(f"process {self.sender} was wrong twice in step {step}: {self.what}")
+        super().__init__(f"process {self.sender} sent bad values twice in step {step}: {self.what}")
 
 
 def find_fault(

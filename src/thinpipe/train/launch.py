@@ -5,6 +5,7 @@ The launcher imports no torch. When one process fails, all are ended, and the la
 """
 
 import importlib
+import logging
 import os
 import signal
 import subprocess
@@ -23,15 +24,16 @@ from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
 from thinpipe.core.folder_lock import FolderLock, run_lock
-from thinpipe.train.failure import ERROR_FILE, Failure
+from thinpipe.train.error_file import ERROR_FILE_VARIABLE, ErrorReport
 from thinpipe.train.graceful_shutdown import SIGNALS
 from thinpipe.transport.rendezvous import Rendezvous
 
+_log = logging.getLogger(__name__)
 _GRACE_SECONDS = 10.0
 """Seconds that the other processes have to exit after one failed, before they are killed."""
 _IN_USE_BY = (
-    "another `thinpipe train` or a hub, and two would write over each other's checkpoints: wait for it or stop it "
-    "(Ctrl+C), or give this run a folder of its own with --job.dump-folder"
+    "another `thinpipe train` or a hub, and two runs in one folder would overwrite each other's checkpoints: wait "
+    "until the other run ends, stop it (Ctrl+C), or choose another folder with --job.dump-folder"
 )
 
 
@@ -43,7 +45,7 @@ def run(config: RunConfig) -> int:
     degree, started = config.parallelism.pipeline_parallel_degree, os.environ.get("WORLD_SIZE")
     if started is not None and int(started) != degree:
         raise UserError(
-            f"{started} processes were started, and parallelism.pipeline_parallel_degree is {degree}: "
+            f"{started} processes were started (WORLD_SIZE), but parallelism.pipeline_parallel_degree is {degree}: "
             f"add --parallelism.pipeline-parallel-degree {started}"
         )
     with _hold_run_lock(config.job.dump_folder) as lock:
@@ -63,7 +65,7 @@ def _hold_run_lock(folder: Path) -> Iterator[FolderLock | None]:
     One process per run takes the lock: the local launcher, whose workers inherit it, or rank 0 under `torchrun`. The
     other processes take none (yields None), because machines may share the folder.
     """
-    if ERROR_FILE in os.environ or os.environ.get("RANK", "0") != "0":
+    if ERROR_FILE_VARIABLE in os.environ or os.environ.get("RANK", "0") != "0":
         yield None
         return
     with run_lock(folder, _IN_USE_BY) as lock:
@@ -75,7 +77,7 @@ class Worker:
     """A process started by the local launcher."""
 
     process: subprocess.Popen[bytes]
-    failure_file: Path
+    error_file: Path
     log: Path | None
     """File with the output of the process; None if it prints to this console."""
 
@@ -104,13 +106,13 @@ def launch(config: RunConfig, degree: int, lock: FolderLock | None) -> int:
 def _start(
     settings: Path, folder: Path, rank: int, environment: Mapping[str, str], inherited: tuple[int, ...]
 ) -> Worker:
-    failure_file, log = folder / f"error-{rank}.json", folder / f"process-{rank}.log" if rank else None
-    failure_file.unlink(missing_ok=True)
+    error_file, log = folder / f"error-{rank}.json", folder / f"process-{rank}.log" if rank else None
+    error_file.unlink(missing_ok=True)
     output = log.open("wb") if log else None
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "thinpipe", "train", str(settings)],
-            env={**environment, ERROR_FILE: str(failure_file)},
+            env={**environment, ERROR_FILE_VARIABLE: str(error_file)},
             stdin=subprocess.PIPE,  # closed when the launcher dies, which the process takes as SIGTERM
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
@@ -120,7 +122,7 @@ def _start(
     finally:
         if output:
             output.close()
-    return Worker(process, failure_file, log)
+    return Worker(process, error_file, log)
 
 
 @contextmanager
@@ -159,6 +161,9 @@ def _watch(workers: list[Worker]) -> int:
     deadline = time.monotonic() + _GRACE_SECONDS
     while time.monotonic() < deadline and any(worker.process.poll() is None for worker in workers):
         time.sleep(0.05)
+    for rank, worker in enumerate(workers):
+        if worker.process.poll() is None:
+            _log.warning("process %d did not end within %g s and is killed", rank, _GRACE_SECONDS)
     return _explain(workers, first)
 
 
@@ -169,20 +174,20 @@ def _explain(workers: list[Worker], first: Worker) -> int:
     own errors.
     """
     killed = next(
-        (w for w in workers if (code := w.process.poll()) is not None and code < 0 and not w.failure_file.exists()),
+        (w for w in workers if (code := w.process.poll()) is not None and code < 0 and not w.error_file.exists()),
         None,
     )
     if killed is not None:
         name = signal.Signals(-(killed.process.returncode or 0)).name
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         place = f"process {workers.index(killed)}"
-        print(f"thinpipe: {place} was ended by {name}{hint}. Run the same command to go on", file=sys.stderr)
+        print(f"thinpipe: {place} was ended by {name}{hint}. Run the same command again to resume", file=sys.stderr)
         return 1
-    written = [worker for worker in workers if worker.failure_file.exists()]
+    written = [worker for worker in workers if worker.error_file.exists()]
     if not written:
         return first.process.returncode or 1
-    origin = min(written, key=lambda worker: worker.failure_file.stat().st_mtime_ns)
-    failure = msgspec.json.decode(origin.failure_file.read_bytes(), type=Failure)
-    more = f" (all it printed: {origin.log})" if origin.log and not failure.user_error else ""
-    print(f"thinpipe: {failure.text}{more}", file=sys.stderr)
-    return 2 if failure.user_error else 1
+    origin = min(written, key=lambda worker: worker.error_file.stat().st_mtime_ns)
+    report = msgspec.json.decode(origin.error_file.read_bytes(), type=ErrorReport)
+    more = f" (full output of the process: {origin.log})" if origin.log and not report.user_error else ""
+    print(f"thinpipe: {report.text}{more}", file=sys.stderr)
+    return 2 if report.user_error else 1

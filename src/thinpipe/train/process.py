@@ -1,5 +1,6 @@
 """One training process of `thinpipe train`, single or a rank of a pipeline, and its error report to the launcher."""
 
+import logging
 import os
 import signal
 import sys
@@ -14,9 +15,11 @@ import torch.distributed as dist
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
-from thinpipe.train.failure import ERROR_FILE, Failure
+from thinpipe.train.error_file import ERROR_FILE_VARIABLE, ErrorReport
 from thinpipe.train.trainer import Trainer
 from thinpipe.transport.gloo_group import open_group
+
+_log = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, *, in_group: bool) -> int:
@@ -40,7 +43,7 @@ def train(config: RunConfig, *, in_group: bool) -> int:
     except Exception as error:
         if not in_group:
             raise
-        _write_failure(error, trainer)
+        _report_error(error, trainer)
         if not isinstance(error, UserError | ConnectionError):
             raise
         return 2 if isinstance(error, UserError) else 1
@@ -51,17 +54,18 @@ def train(config: RunConfig, *, in_group: bool) -> int:
 
 def _stop_without_launcher() -> None:
     """Sends this process SIGTERM when the launcher dies (end of file on stdin), so that the run saves and stops."""
-    if ERROR_FILE not in os.environ:
+    if ERROR_FILE_VARIABLE not in os.environ:
         return
 
     def wait() -> None:
         os.read(0, 1)
+        _log.warning("the launcher has ended: saving a checkpoint and stopping")
         os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=wait, name="waits for the launcher", daemon=True).start()
 
 
-def _write_failure(error: Exception, trainer: Trainer | None) -> None:
+def _report_error(error: Exception, trainer: Trainer | None) -> None:
     """Reports the error to the launcher, or on stderr without one.
 
     Called before the sockets close, so that the error file is older than those of processes that fail because they lose
@@ -71,11 +75,11 @@ def _write_failure(error: Exception, trainer: Trainer | None) -> None:
     if trainer is not None:
         stages = trainer.engine.placement.processes[trainer.collectives.rank]
         place += f", stage {' and '.join(map(str, stages))}, step {trainer.finished_steps + 1}"
-    failure = Failure(text=f"{place}: {_in_words(error)}", user_error=isinstance(error, UserError))
-    if ERROR_FILE in os.environ:
-        Path(os.environ[ERROR_FILE]).write_bytes(msgspec.json.encode(failure))
+    report = ErrorReport(text=f"{place}: {_in_words(error)}", user_error=isinstance(error, UserError))
+    if ERROR_FILE_VARIABLE in os.environ:
+        Path(os.environ[ERROR_FILE_VARIABLE]).write_bytes(msgspec.json.encode(report))
     else:
-        print(f"thinpipe: {failure.text}", file=sys.stderr)
+        print(f"thinpipe: {report.text}", file=sys.stderr)
 
 
 def _in_words(error: Exception) -> str:

@@ -5,6 +5,7 @@ the segments, `RunEnvironment` holds what differs for a run joined through a hub
 """
 
 import dataclasses
+import logging
 import math
 import time
 import tomllib
@@ -40,12 +41,13 @@ from thinpipe.data import Cursor
 from thinpipe.models import ModelConfig
 from thinpipe.optim.lr_schedule import lr_factor
 from thinpipe.train.console import Display, open_display
-from thinpipe.train.data_loading import DataLoader
+from thinpipe.train.data_loading import BatchLoader
 from thinpipe.train.engine import Engine, StepOutcome
 from thinpipe.train.faults import Fault, PoisonedError
 from thinpipe.train.graceful_shutdown import StopRequest
 from thinpipe.train.run_environment import RunEnvironment
 
+_log = logging.getLogger(__name__)
 MAX_CONSECUTIVE_SKIPS = 3
 """Number of skipped steps in a row after which training stops with reason "not_finite"."""
 _UNLISTED_ON_RESUME = ("job.", "data.", "metrics.", "checkpoint.")
@@ -62,7 +64,7 @@ class Trainer:
         self.config, self.run_environment = config, run_environment or RunEnvironment()
         self.collectives = self.run_environment.collectives(group)
         self._refuse_other_settings()
-        self.data_loader = DataLoader(config, self.collectives, self.run_environment.tokens)
+        self.batch_loader = BatchLoader(config, self.collectives, self.run_environment.tokens)
         self.checkpoints = CheckpointFolder(checkpoints_path(config.job.dump_folder))
         origin = self.checkpoints.newest_complete(layers=())[0]
         if origin is None and config.model.initial is not None:
@@ -87,10 +89,13 @@ class Trainer:
         changed = differences(tomllib.loads(announced.decode()), mine)
         if changed:
             listed = "; ".join(f"{setting} {change}" for setting, change in changed.items())
-            raise UserError(f"process {self.collectives.rank} has other settings than process 0: {listed}")
+            raise UserError(
+                f"process {self.collectives.rank} has other settings than process 0 (0 -> {self.collectives.rank}): "
+                f"{listed}. Start all processes with the same settings"
+            )
 
     def _model_config(self, origin: Checkpoint | None) -> ModelConfig:
-        vocabulary, model_settings = self.data_loader.dataset_info.vocab_size, self.config.model
+        vocabulary, model_settings = self.batch_loader.dataset_info.vocab_size, self.config.model
         if model_settings.initial is None:
             model = model_settings.resolve(vocabulary)
         else:
@@ -98,20 +103,21 @@ class Trainer:
             model = model_config_of(origin)
             if vocabulary > model.vocab_size:
                 raise UserError(
-                    f"the tokens in {self.config.data.path} need {vocabulary} ids, but the model in "
-                    f"{model_settings.initial} "
-                    f"has {model.vocab_size}: tokenize with --tokenizer {model_settings.initial / 'tokenizer'}"
+                    f"the tokens in {self.config.data.path} have a vocabulary of {vocabulary} ids, and the model in "
+                    f"{model_settings.initial} has one of {model.vocab_size}: make the tokens with `thinpipe tokenize "
+                    f"--tokenizer {model_settings.initial / 'tokenizer'}`"
                 )
         if not model.boundaries and self.config.boundary != BoundaryConfig():
             raise UserError(
-                "[boundary] says how the state crosses a cut, but model.boundaries is empty: set it, or leave it out"
+                "[boundary] has settings, but model.boundaries is empty, so no message crosses a boundary: "
+                "set model.boundaries, or leave [boundary] out"
             )
         if model.subspace.width is None and self.config.optimizer.second_moment != "row":
             raise UserError("optimizer.second_moment is for subspace models: leave it out, or set model.subspace.width")
         if self.config.training.seq_len > model.max_seq_len:
             raise UserError(
                 f"training.seq_len {self.config.training.seq_len} is above the model's max_seq_len "
-                f"{model.max_seq_len}: lower it, or set model.max_seq_len"
+                f"{model.max_seq_len}: lower training.seq_len, or raise model.max_seq_len"
             )
         return model
 
@@ -170,7 +176,7 @@ class Trainer:
             self.finished_steps, self.config.training.steps, self.config.lr_scheduler
         )
         outcome = self._compute(lr, stop)
-        self.cursor = self.data_loader.next_cursor(self.cursor)
+        self.cursor = self.batch_loader.next_cursor(self.cursor)
         self.finished_steps += 1
         if outcome.fault is not None:
             return self._skipped(outcome, outcome.fault), outcome.stop
@@ -198,7 +204,7 @@ class Trainer:
         faulty outcome, and the step is skipped. No process is accused right after a skipped step: the weights have not
         changed since, and diverged weights produce bad values in every process.
         """
-        ids_BW, number, suspects = self.data_loader.batch(self.cursor), self.finished_steps + 1, set[int]()
+        ids_BW, number, suspects = self.batch_loader.batch(self.cursor), self.finished_steps + 1, set[int]()
         while True:
             outcome = self.engine.step(
                 self.finished_steps,
@@ -237,18 +243,18 @@ class Trainer:
     def _after_step(self) -> None:
         config, step = self.config, self.finished_steps
         if self.engine.basis_is_due(step):
-            update = self.engine.update_basis(self.data_loader.batch(self.cursor))
+            update = self.engine.update_basis(self.batch_loader.batch(self.cursor))
             self._tell(BasisChanged(step=step, **vars(update)))
         due = config.validation.freq and (step % config.validation.freq == 0 or step == config.training.steps)
-        if due and self.data_loader.dataset_info.validation_batches:
+        if due and self.batch_loader.dataset_info.validation_batches:
             self._tell(self._validate())
         if step % config.checkpoint.steps == 0 and step < config.training.steps:
             self._save()
 
     def _validate(self) -> Validated:
         started = time.monotonic()
-        loss, tokens = self.engine.evaluate(self.data_loader.validation_batches())
-        finite, per_nat = math.isfinite(loss), self.data_loader.dataset_info.bits_per_byte_per_nat
+        loss, tokens = self.engine.evaluate(self.batch_loader.validation_batches())
+        finite, per_nat = math.isfinite(loss), self.batch_loader.dataset_info.bits_per_byte_per_nat
         return Validated(
             step=self.finished_steps,
             loss=loss if finite else None,
@@ -265,7 +271,7 @@ class Trainer:
         )
         changed = list[str]()
         for problem in problems:
-            self._tell(SaveFailed(step=0, reason=f"passed over on loading: {problem}"))
+            self._tell(SaveFailed(step=0, reason=f"checkpoint ignored on resume: {problem}"))
         if checkpoint is not None:
             _refuse_other_model(self.model_config, model_config_of(checkpoint), str(checkpoint.path))
             changed = self._changes_since(checkpoint) if checkpoint.manifest.step else []
@@ -278,7 +284,12 @@ class Trainer:
         elif self.config.model.initial is not None:
             self.engine.start_from(find_checkpoint(self.config.model.initial, self.engine.layers))
         self.run_environment.ready(self.engine.model.space.hashes)
-        self.data_loader.save_tokenizer()
+        self.batch_loader.save_tokenizer()
+        info = self.batch_loader.dataset_info
+        if self.config.validation.freq and not info.validation_batches and self.collectives.rank == 0:
+            _log.warning(
+                "no validation loss is measured: %s has no validation text, or less than a batch", self.config.data.path
+            )
         settings = dump_toml(self.config)
         if self.saver.is_leader:
             write_atomically(settings_path(self.config.job.dump_folder), settings.encode())
@@ -301,13 +312,17 @@ class Trainer:
         to other samples.
         """
         path = checkpoint.path
-        if checkpoint.manifest.data_sha256 != self.data_loader.dataset_info.sha256:
-            raise UserError(f"{path} was trained on other tokens than {self.config.data.path}: use the same data")
+        if checkpoint.manifest.data_sha256 != self.batch_loader.dataset_info.sha256:
+            raise UserError(
+                f"{path} was trained on other tokens than {self.config.data.path}: set data.path to the tokens that "
+                "the run began with, or job.dump_folder to a new folder"
+            )
         changed = differences(tomllib.loads(checkpoint.manifest.run), tomllib.loads(dump_toml(self.config)))
         for setting in ("training.seq_len", "debug.seed"):
             if setting in changed:
                 raise UserError(
-                    f"{path} was saved with {setting} {changed[setting]}: it decides which samples come next"
+                    f"{setting} has changed since {path} was saved ({changed[setting]}), and it decides which samples "
+                    "come next: set it back, or start a new run with another job.dump_folder"
                 )
         return [
             f"{setting} {change}" for setting, change in changed.items() if not setting.startswith(_UNLISTED_ON_RESUME)
@@ -322,7 +337,7 @@ class Trainer:
             self.engine.model,
             step=self.finished_steps,
             samples_seen=self.cursor.samples_seen,
-            data_sha256=self.data_loader.dataset_info.sha256,
+            data_sha256=self.batch_loader.dataset_info.sha256,
             run=dump_toml(self.config),
         )
         try:
@@ -353,11 +368,13 @@ def _refuse_other_model(asked: ModelConfig, saved: ModelConfig, path: str) -> No
         return
     first, second = msgspec.to_builtins(asked), msgspec.to_builtins(saved)
     differing = [
-        f"{key}: {first.get(key)} here, {second.get(key)} there" for key in first if first[key] != second.get(key)
+        f"{key} is {first.get(key)} in the settings and {second.get(key)} there"
+        for key in first
+        if first[key] != second.get(key)
     ]
     raise UserError(
-        f"the run's folder holds another model ({path}; {'; '.join(differing) or 'another family'}): "
-        "choose another job.dump_folder, or the settings it was begun with"
+        f"the checkpoint {path} has another model than the settings ({'; '.join(differing) or 'another family'}): "
+        "choose another job.dump_folder, or the model settings that this run began with"
     )
 
 

@@ -281,7 +281,7 @@ class HubConnection:
 
     def _call(self, pending: Coroutine[Any, Any, Result], *, seconds: float = 15) -> Result:
         if threading.current_thread() is self._thread:
-            raise RuntimeError("the post's own thread must not wait for itself")
+            raise RuntimeError("the connection's own thread must not wait for itself")
         future: Future[Result] = asyncio.run_coroutine_threadsafe(pending, self._loop)
         return future.result(timeout=seconds)
 

@@ -14,16 +14,18 @@ def bytes_section(summary: Summary, context: ReportContext) -> Section:
         text = "All segments were in one process: nothing was sent."
         width, dim = context.state_width, context.dim
         if width is not None and dim is not None and width < dim:
-            text += f" In several, {width} numbers of a token would cross each boundary each way, instead of {dim}."
+            text += (
+                f" In several, {width} numbers per token instead of {dim} would cross each boundary in each direction."
+            )
         return Section("Bytes", [Text(text)])
     sent = traffic_of(summary.steps, dim=context.dim or 0, tokens_per_step=summary.tokens_per_step)
     blocks: list[Block | Collapsible] = []
     if context.dim is not None:
         blocks.append(
             Text(
-                f"{format_bytes(sent.sent_nbytes)} crossed between processes in the steps that count. All "
-                f"{context.dim} numbers of a token in bfloat16, states forward and gradients back, would have been "
-                f"{format_bytes(sent.dense_nbytes)}: they sent {sent.description}."
+                f"The processes sent {format_bytes(sent.sent_nbytes)}, {sent.description}: states and gradients of "
+                f"all {context.dim} numbers per token in bfloat16 are {format_bytes(sent.dense_nbytes)}. Earlier "
+                "attempts of repeated steps are not counted."
             )
         )
     tokens = summary.tokens_per_step
@@ -36,7 +38,7 @@ def bytes_section(summary: Summary, context: ReportContext) -> Section:
         ]
         for link in last.links
     ]
-    blocks.append(Table(["boundary", "bytes a token", "dense bf16", "Mbps in the last step"], rows))
+    blocks.append(Table(["boundary", "bytes per token", "dense bf16", "Mbps in the last step"], rows))
     return Section("Bytes", blocks)
 
 
@@ -50,8 +52,6 @@ def time_section(summary: Summary) -> Section:
         rows.append(
             [name, format_duration(each.total), *shares, format_bytes(memory[name]) if name in memory else "unknown"]
         )
-    caption = (
-        f"Each process in the steps that count, and {format_duration(overhead_s)} of validating and saving beside them."
-    )
-    head = ["process", "in steps", "computing", "waiting", "rest", "most memory"]
+    caption = f"Time of each process in the steps, and {format_duration(overhead_s)} of validation and checkpoints."
+    head = ["process", "in steps", "computing", "waiting", "rest", "peak memory"]
     return Section("Where the time went", [Picture("time", time_figure(spent, overhead_s), caption), Table(head, rows)])

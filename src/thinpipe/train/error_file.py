@@ -2,11 +2,11 @@
 
 import msgspec
 
-ERROR_FILE = "THINPIPE_ERROR_FILE"
+ERROR_FILE_VARIABLE = "THINPIPE_ERROR_FILE"
 """Environment variable with the path of the error file. Set only by the local launcher, not under `torchrun`."""
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
     """Content of the error file (JSON)."""
 
     text: str
