@@ -1,18 +1,9 @@
-"""Words of an earlier vocabulary for things that have a name in the field: `python -m tests.vocabulary` lists them.
+"""Identifiers, module names, settings and events: words of an earlier vocabulary, and the field's words for them.
 
-Looks at every module name, identifier, string that names something (events, settings, subjects, files) and message of
-`src`, `benchmarks` and `examples`. A word of the table is allowed where `ORDINARY` says that it has its ordinary sense.
+A word of the table is allowed where `ORDINARY` says that it has its ordinary sense.
 """
 
-import ast
 import re
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-
-ROOT = Path(__file__).parents[1]
-FOLDERS = ("src", "benchmarks", "examples")
 
 WORDS: dict[str, str] = {
     "anchor": "token prior",
@@ -90,18 +81,6 @@ ORDINARY: tuple[tuple[str, str, str], ...] = (
 """Files, their identifiers whose word has its ordinary sense, and which that is."""
 
 
-@dataclass(frozen=True)
-class Found:
-    path: Path
-    line: int
-    text: str
-    word: str
-    instead: str
-
-    def __str__(self) -> str:
-        return f"{self.path.relative_to(ROOT)}:{self.line}: {self.text!r} has {self.word!r}: say {self.instead}"
-
-
 def components(name: str) -> list[str]:
     """`LineSpec` and `line_spec` -> line, spec; plurals as singulars."""
     parts = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().split("_")
@@ -116,35 +95,3 @@ def old_word(name: str, file: str) -> tuple[str, str] | None:
         if re.fullmatch(pattern, name):
             return name, instead
     return next(((part, WORDS[part]) for part in components(name) if part in WORDS), None)
-
-
-def names_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Identifiers, and strings that name something."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
-                yield node.lineno, name
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                yield node.lineno, name
-            case ast.alias(name=name, asname=asname):
-                yield from ((node.lineno, part) for part in (*name.split("."), asname) if part)
-            case ast.Constant(value=str(text)) if re.fullmatch(r"[A-Za-z_]\w*", text):
-                yield node.lineno, text
-
-
-def search(folder: Path = ROOT) -> Iterator[Found]:
-    for path in sorted(path for name in FOLDERS for path in (folder / name).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for line, name in [(1, path.stem), *names_in(tree)]:
-            if found := old_word(name, path.relative_to(folder).as_posix()):
-                yield Found(path, line, name, *found)
-
-
-def main() -> int:
-    found = list(search())
-    print(*found, f"{len(found)} left", sep="\n")
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
