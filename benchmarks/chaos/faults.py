@@ -50,7 +50,7 @@ def _running(bed: Testbed, name: str) -> Program:
 
 
 def _computing(bed: Testbed, wanted: str) -> str:
-    """Itself, or in its stead one who belongs to the generation: a spare sends nothing and needs nothing."""
+    """The wanted peer, or a member of the generation in its place: a standby neither sends nor computes."""
     members = bed.members()
     return wanted if wanted in members or not members else members[bed.index(wanted) % len(members)]
 

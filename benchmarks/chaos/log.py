@@ -37,7 +37,7 @@ class Struck(Record, frozen=True, kw_only=True, tag="fault"):
 
 
 class Healed(Record, frozen=True, kw_only=True, tag="healed"):
-    """It was undone: started again, continued, mended, emptied."""
+    """A fault was undone: a program started again or continued, a link repaired, a disk emptied."""
 
     kind: str
     victim: str

@@ -1,4 +1,4 @@
-"""The networks of a chaos run: the hub and each peer have one of their own, and a link can be cut without a word.
+"""Network namespaces of a chaos run: one for the hub and one for each peer, and links that can be cut silently.
 
 Frames are dropped by the kernel where the peer's link begins, so connections are not reset: nobody is notified. Linux
 and root only.

@@ -15,8 +15,8 @@ from pathlib import Path
 from benchmarks.netns.namespaces import run
 
 MEBIBYTES = 1536
-"""Enough for all checkpoints that are kept, and for the gigabyte that a spare leaves free. Of the file only what was
-written takes room."""
+"""Size of a small disk: all checkpoints that a peer keeps, and the gigabyte that a standby leaves free. The disk's file is
+sparse."""
 _BALLAST = "ballast"
 
 

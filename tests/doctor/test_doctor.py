@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-import shutil
 import re
+import shutil
 import socket
 import sys
 import threading

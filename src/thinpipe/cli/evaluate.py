@@ -15,7 +15,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.data import EvenlySpacedBatches, Tokenizer, Tokens, has_tokens, sequential_batches
 from thinpipe.train.engine import choose_device, mean_loss
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 def run(config: EvalConfig) -> int:
@@ -60,7 +60,7 @@ def refuse_other_tokenizer(tokens: Tokens, checkpoint: Checkpoint) -> None:
     meaningless."""
     folder = run_folder_of(checkpoint) / "tokenizer"
     if not folder.is_dir():
-        _log.warning(
+        _LOG.warning(
             "%s does not exist: cannot check that %s was made with the model's tokenizer", folder, tokens.folder
         )
     elif Tokenizer.load(folder).vocabulary != tokens.manifest.vocabulary:

@@ -20,7 +20,7 @@ from thinpipe.models.hf import projection as projection_export
 from thinpipe.models.hf import weights
 from thinpipe.models.to_dense import to_dense
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 def run(config: ExportConfig) -> int:
@@ -37,7 +37,7 @@ def run(config: ExportConfig) -> int:
     if tokenizer is not None:
         tokenizer.save(config.output)
     else:
-        _log.warning("%s does not exist: %s has no tokenizer", tokenizer_folder, config.output)
+        _LOG.warning("%s does not exist: %s has no tokenizer", tokenizer_folder, config.output)
     write_atomically(config.output / "README.md", model_card(checkpoint, model).encode())
     parameters = sum(parameter.numel() for parameter in exported.parameters())
     print(f"{config.output}: {checkpoint.manifest.family}, {parameters:,} parameters")

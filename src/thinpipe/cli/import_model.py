@@ -17,7 +17,7 @@ from thinpipe.models.to_subspace import to_subspace
 from thinpipe.train.engine import mean_loss
 
 MEASURED_BATCHES = 50
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 def run(config: ImportConfig) -> int:
@@ -39,7 +39,7 @@ def run(config: ImportConfig) -> int:
     if (config.source / "tokenizer.json").is_file():
         Tokenizer.load(config.source).save(config.output / "tokenizer")
     else:
-        _log.warning("%s has no tokenizer.json: %s has no tokenizer", config.source, config.output)
+        _LOG.warning("%s has no tokenizer.json: %s has no tokenizer", config.source, config.output)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{config.output}: {checkpoint.manifest.family}, {parameters:,} trainable parameters")
     print(f"  thinpipe train RUN.toml --model.initial {config.output}")

@@ -18,7 +18,7 @@ from thinpipe.transport.labels import Label, is_labelled
 from thinpipe.transport.staging import host_buffer, to_host
 from thinpipe.transport.threads import Watcher
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 PREPOSTED_NBYTES = 16 << 20
 """Bytes of receives posted ahead per boundary and direction, but at least two messages. More than the bandwidth-delay
 product of a 1 Gbit/s link with 100 ms."""
@@ -104,5 +104,5 @@ class P2PSender:
 def _on_sent(_message: Tensor, problems: list[Exception], error: Exception | None) -> None:
     """Callback of the watcher thread; its `_message` argument keeps the tensor alive until the send has completed."""
     if error is not None:
-        _log.debug("a send failed; the next send reports it", exc_info=error)
+        _LOG.debug("a send failed; the next send reports it", exc_info=error)
         problems.append(error)

@@ -17,7 +17,7 @@ from thinpipe.monitor.exporters import Exporter, ExporterSettings, open_exporter
 from thinpipe.monitor.terminal import LiveTable
 from thinpipe.monitor.web_server import serving
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class Display(Protocol):
@@ -85,14 +85,14 @@ class DisplayWithExporters:
                 exporter.on_event(event)
             except Exception:  # third-party code: any exception
                 self._exporters.remove(exporter)
-                _log.warning("%s failed and gets no more events; training continues", _name(exporter), exc_info=True)
+                _LOG.warning("%s failed and gets no more events; training continues", _name(exporter), exc_info=True)
 
 
 def _close(exporter: Exporter) -> None:
     try:
         exporter.close()
     except Exception:  # third-party code: any exception
-        _log.warning("%s could not be closed; its last metrics may be missing", _name(exporter), exc_info=True)
+        _LOG.warning("%s could not be closed; its last metrics may be missing", _name(exporter), exc_info=True)
 
 
 def _name(exporter: Exporter) -> str:

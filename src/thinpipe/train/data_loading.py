@@ -17,7 +17,7 @@ from thinpipe.data import Batches, Cursor, EvenlySpacedBatches, Tokenizer, Token
 from thinpipe.train.engine import Ids
 from thinpipe.transport.collectives import Collectives
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class LocalTokens:
         if self.tokenizer_folder is not None:
             Tokenizer.load(self.tokenizer_folder).save(folder / "tokenizer")
         else:
-            _log.warning("%s has no tokenizer folder: `thinpipe generate` will not work for this run", self.path)
+            _LOG.warning("%s has no tokenizer folder: `thinpipe generate` will not work for this run", self.path)
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:

@@ -28,7 +28,7 @@ from thinpipe.train.error_file import ERROR_FILE_VARIABLE, ErrorReport
 from thinpipe.train.graceful_shutdown import SIGNALS
 from thinpipe.transport.rendezvous import Rendezvous
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 _GRACE_SECONDS = 10.0
 """Seconds that the other processes have to exit after one failed, before they are killed."""
 _IN_USE_BY = (
@@ -163,7 +163,7 @@ def _watch(workers: list[Worker]) -> int:
         time.sleep(0.05)
     for rank, worker in enumerate(workers):
         if worker.process.poll() is None:
-            _log.warning("process %d did not end within %g s and is killed", rank, _GRACE_SECONDS)
+            _LOG.warning("process %d did not end within %g s and is killed", rank, _GRACE_SECONDS)
     return _explain(workers, first)
 
 

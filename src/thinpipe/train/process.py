@@ -19,7 +19,7 @@ from thinpipe.train.error_file import ERROR_FILE_VARIABLE, ErrorReport
 from thinpipe.train.trainer import Trainer
 from thinpipe.transport.gloo_group import open_group
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, *, in_group: bool) -> int:
@@ -59,7 +59,7 @@ def _stop_without_launcher() -> None:
 
     def wait() -> None:
         os.read(0, 1)
-        _log.warning("the launcher has ended: saving a checkpoint and stopping")
+        _LOG.warning("the launcher has ended: saving a checkpoint and stopping")
         os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=wait, name="waits for the launcher", daemon=True).start()

@@ -47,7 +47,7 @@ from thinpipe.train.faults import Fault, PoisonedError
 from thinpipe.train.graceful_shutdown import StopRequest
 from thinpipe.train.run_environment import RunEnvironment
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 MAX_CONSECUTIVE_SKIPS = 3
 """Number of skipped steps in a row after which training stops with reason "not_finite"."""
 _UNLISTED_ON_RESUME = ("job.", "data.", "metrics.", "checkpoint.")
@@ -287,7 +287,7 @@ class Trainer:
         self.batch_loader.save_tokenizer()
         info = self.batch_loader.dataset_info
         if self.config.validation.freq and not info.validation_batches and self.collectives.rank == 0:
-            _log.warning(
+            _LOG.warning(
                 "no validation loss is measured: %s has no validation text, or less than a batch", self.config.data.path
             )
         settings = dump_toml(self.config)

@@ -274,7 +274,7 @@ class Membership:
         self.current, self.latest = None, self._previous
 
     def _measure_concurrently(self, peer: _Peer) -> Measure | None:
-        """Starts a measurement by all measured peers at once, unless one is under way."""
+        """Starts a measurement by all measured peers at once, unless one is running."""
         if not any(p.measuring_concurrently for p in self._peers.values()):
             for other in self._peers.values():
                 other.concurrent, other.measuring_concurrently = None, other.report is not None

@@ -193,7 +193,7 @@ class Hub:
         return _encode(answer)
 
     async def _expel_accused(self, accused: Accusation) -> None:
-        """Removes the accused peer. If the broker cannot, the hub's owner is told, and the accusers are answered."""
+        """Removes the accused peer. If the broker cannot, the hub's owner is informed, and the accusers are answered."""
         try:
             await self._expel(
                 accused.name,

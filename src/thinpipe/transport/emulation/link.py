@@ -14,7 +14,7 @@ from thinpipe.transport.emulation.framing import wire_nbytes
 
 
 def transmission(free: float, first: float, last: float, seconds: float) -> tuple[float, float]:
-    """Start and end of a message's passage through a FIFO queue that is idle from time `free` on.
+    """Start and end of a message's transmission through a FIFO queue that is idle from time `free` on.
 
     The first byte reaches the queue at time `first`, the last byte at time `last`; the whole message takes `seconds` at
     the queue's rate. Bytes pass while others still arrive, and the end is not before `last`.
