@@ -172,5 +172,5 @@ def test_places():
     assert place("ZBVZeroBubble", 2, 4).processes == [[0, 3], [1, 2]]
     assert place("ZBVZeroBubble", 2, 8).segments_of(1) == [2, 3, 4, 5]
     assert place("ZBVZeroBubble", 1, 3).stages == [range(3)]
-    with pytest.raises(UserError, match=r"needs a model of 4 segments or more, and this one has 3"):
+    with pytest.raises(UserError, match=r"needs a model of at least 4 segments, and this model has 3"):
         place("ZBVZeroBubble", 2, 3)

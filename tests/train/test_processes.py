@@ -277,7 +277,7 @@ def test_too_few_segments_or_processes_are_refused_with_advice(run_config):
     small = replace(run_config, parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=1))
     code, printed = finish(start(placed(small, 4, "many")))
     assert code == 2
-    assert "needs a model of 4 segments or more, and this one has 3" in printed.splitlines()[-1]
+    assert "needs a model of at least 4 segments, and this model has 3" in printed.splitlines()[-1]
     with pytest.raises(UserError, match=r"needs 3 micro-batches or more, and there are 2: set .* to at most 2"):
         placed(run_config, 3, "three")
     code, printed = finish(start(placed(run_config, 2, "two"), {**ENVIRONMENT, "WORLD_SIZE": "3", "RANK": "0"}))
