@@ -5,10 +5,15 @@ Tests of a module that imports a way to start programs or servers carry the mark
 
 import subprocess
 
+import hypothesis
 import pytest
 import torch
 
 from tests.run_fixtures import gpt2_config, programs, run_config, tokens  # noqa: F401  fixtures for every folder
+
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
+"""No time limit for a single example: tests must pass on a busy machine."""
 
 _STARTERS = {
     "tests.swarm.brokers",

@@ -51,7 +51,7 @@ def draw(runs: Sequence[tuple[int, Sequence[AnyRecord]]], path: Path) -> None:
 def _draw_run(axes: "Axes", records: Sequence[AnyRecord]) -> dict[str, Any]:
     """Returns one handle of each kind, for the legend."""
     clock = _Clock(records)
-    # events are recorded after they happened: a step just before the first record after a break belongs to no earlier part
+    # recorded after it happened: a step just before the first record after a break belongs to no earlier part
     steps = [(min(clock(r.event.time_s), r.clock_s / 60), r.event.step) for r in records if _is_step(r)]  # type: ignore[union-attr]
     if not steps:
         return {}

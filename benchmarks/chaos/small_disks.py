@@ -15,8 +15,8 @@ from pathlib import Path
 from benchmarks.netns.namespaces import run
 
 MEBIBYTES = 1536
-"""Size of a small disk: all checkpoints that a peer keeps, and the gigabyte that a standby leaves free. The disk's file is
-sparse."""
+"""Size of a small disk: all checkpoints that a peer keeps, and the gigabyte that a standby leaves free. The file of the
+disk is sparse."""
 _BALLAST = "ballast"
 
 

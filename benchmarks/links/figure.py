@@ -25,7 +25,7 @@ TICKS = (1, 2, 5)
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    require_extra("matplotlib", extra="report", what="a figure")
+    require_extra("matplotlib", extra="report", feature="a figure")
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

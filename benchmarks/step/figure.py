@@ -19,7 +19,7 @@ COLOURS = ("#0b6e99", "#e08e0b", "#5b8c3e", "#9a4c95")
 
 def draw(result: StepResult, path: Path) -> None:
     """Times above (same shape, same trainable count), memory below (optimiser, peak over the sequence length)."""
-    require_extra("matplotlib", extra="report", what="a figure")
+    require_extra("matplotlib", extra="report", feature="a figure")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 8), layout="constrained")

@@ -44,7 +44,8 @@ HERON = FamilySpec(
         norm="norm_1",
         readers=("query_key_value",),
         writer="dense",
-        bias=True,
+        reader_bias=True,
+        writer_bias=True,
         n_kv_heads=attrgetter("n_groups"),
     ),
     mlp=MLP(
@@ -87,8 +88,8 @@ class EgretConfig(HeronConfig):
         norm="layer",
         position_embedding="places",
         rotary=None,
-        attention=replace(HERON.attention, readers=("q", "k", "v"), bias=False),
-        mlp=replace(HERON.mlp, kind="swiglu", readers=("gate", "wide"), bias=True),
+        attention=replace(HERON.attention, readers=("q", "k", "v"), writer_bias=False),
+        mlp=replace(HERON.mlp, kind="swiglu", readers=("gate", "wide"), reader_bias=True),
     )
 
 

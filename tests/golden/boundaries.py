@@ -6,6 +6,7 @@ because starting a process costs seconds.
 
 import subprocess
 import sys
+import tomllib
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,10 +15,11 @@ import torch.distributed as dist
 from tests.golden.data import write_tokens
 from tests.golden.environment import PATIENCE, pinned_environment
 from tests.golden.observe import observe_run
+from tests.pipeline import cases as contract
 from tests.transport.processes import free_port, group_environment
 from thinpipe.config.link import LinkConfig
 from thinpipe.config.run import RunConfig
-from thinpipe.config.toml import from_table
+from thinpipe.config.toml import dump_toml, from_table
 from thinpipe.train.trainer import Trainer
 from thinpipe.transport.gloo_group import open_group
 
@@ -55,6 +57,15 @@ BOUNDARIES: dict[str, dict] = {
     "aqsgd": {"states": {**QUANTISE, "bits": 2, "feedback": "aqsgd"}, "gradients": QUANTISE},
 }
 """[boundary] of cases by name."""
+_KINDS = {
+    each["kind"] for table in BOUNDARIES.values() for each in (table.get("states"), table.get("gradients")) if each
+}
+BOUNDARIES |= {
+    case.name: tomllib.loads(dump_toml(case.boundary))
+    for case in contract.CASES
+    if {case.boundary.states.kind, case.boundary.gradients.kind} - _KINDS - {"none"}
+}
+"""A kind of compression that came later has the settings of its case in the contract test."""
 PROJECTIONS: dict[str, tuple[dict, dict]] = {
     "keel in int4": (KEEL, {"forward": "int4", "backward": "int4"}),
     "learned neck": ({"kind": "learned", "width": 6, "token_prior_rank": 4}, {}),

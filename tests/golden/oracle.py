@@ -7,10 +7,12 @@ from functools import cache
 from pathlib import Path
 
 from tests.golden import boundaries, hub, runs
-from tests.golden.environment import arithmetic, machine_facts
+from tests.golden.environment import arithmetic, machine_facts, why_undecidable
 from tests.golden.names import RENAMED, RENAMED_EXPORTED, RENAMED_FIGURES, name_now
+from thinpipe.core.files import file_sha256
 
 DIGESTS = Path(__file__).parent / "digests.json"
+VERSIONS = Path(__file__).parent / "versions.toml"
 GROUPS: dict[str, Callable[[Path], dict[str, dict]]] = {
     "one process": runs.one_process,
     "links": runs.links,
@@ -105,12 +107,17 @@ def record(cases: list[str], *, overwrite: bool) -> str:
             f"{len(known)} of {len(cases)} are recorded already, {known[0]} first: --overwrite if numbers are to change"
         )
     others = kept["cases"].keys() - set(cases)
-    if others and (kept["recorded_with"], kept["arithmetic"]) != (machine_facts(), arithmetic()):
-        return "the other cases were recorded on another platform: record all of them here"
+    if others and (reason := why_undecidable(kept)):
+        return f"{reason}: new cases must be recorded where the other {len(others)} can be compared"
     written = {**kept["cases"], **{case: as_recorded(observe(case)) for case in cases}}
     ordered = {case: written[case] for case in CASES if case in written}
-    whole = {"recorded_with": machine_facts(), "arithmetic": arithmetic(), "cases": ordered}
+    origin = {key: kept[key] for key in ("recorded_with", "arithmetic")} if others else None
+    whole = {**(origin or {"recorded_with": machine_facts(), "arithmetic": arithmetic()}), "cases": ordered}
+    before = file_sha256(DIGESTS) if DIGESTS.exists() else ""
     DIGESTS.write_text(dump(whole) + "\n", encoding="utf-8")
+    if not known and before:  # cases were only added: the same numerics version, with another file
+        text = VERSIONS.read_text(encoding="utf-8")
+        VERSIONS.write_text(text.replace(before, file_sha256(DIGESTS)), encoding="utf-8")
     return ""
 
 

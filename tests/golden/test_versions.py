@@ -2,14 +2,11 @@
 
 import hashlib
 import tomllib
-from pathlib import Path
 
 import pytest
 
-from tests.golden.oracle import DIGESTS
+from tests.golden.oracle import DIGESTS, VERSIONS
 from thinpipe.core.numerics import NUMERICS_VERSION
-
-VERSIONS = Path(__file__).parent / "versions.toml"
 
 
 def faults(versions, digests, current):

@@ -174,7 +174,7 @@ def test_peers_that_were_measured():
         Machine(name="ada", flops=5e10, memory_nbytes=4_000_000_000, up_bps=1e7, down_bps=5e7, latency_s=0.02),
     )
     assert machines.hub == Hub(up_bps=1e8, down_bps=2e8)
-    assert machines.assumptions[1] == "bela is not measured yet and left out"
+    assert machines.assumptions[1] == "bela is left out, because it is not measured yet"
     with pytest.raises(UserError, match="no peer has been measured yet"):
         machines_from_status(Status(peers=peers[1:], hub_bps=(1e8, 2e8), **told))
 

@@ -187,7 +187,9 @@ def test_no_request_of_a_member_keeps_the_hub_from_answering_others(run_config):
         with running.connection("p0") as hostile, running.connection("p1") as honest:
             works = begin_generation(running, hostile, honest)
             assert works[0].names == ["p0", "p1"], "the hostile one is the first, whose events are believed"
-            answers = asyncio.run(attack(seeds_for(running)))
+            seeds = seeds_for(running)
+            assert seeds.keys() == running.hub.services.keys(), "every service is attacked"
+            answers = asyncio.run(attack(seeds))
             for service, given in answers.items():
                 for data in given:
                     if service in EXPECTED:

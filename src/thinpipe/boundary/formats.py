@@ -1,7 +1,8 @@
 """Number formats: encode rows of floats as bytes, each row independently, and decode them to float32.
 
-fp32 and bf16 are the floats' own bytes. int8 and int4 store one bfloat16 scale per row, derived from the row's largest
-magnitude, and the entries as integer multiples of the scale; int4 packs two entries into a byte.
+fp32 and bf16 are the floats' own bytes. int8 and int4 store one bfloat16 scale per row, the row's largest magnitude
+divided by 127 (int8) or 7 (int4) and rounded up, and the entries as integer multiples of the scale; int4 packs two
+entries into a byte.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from thinpipe.boundary.packing import pack_nibbles, unpack_nibbles
 from thinpipe.boundary.sizes import ROW_SIZES, RowSize
 
 UniformSampler = Callable[[torch.Size], Tensor]
-"""Returns random numbers in [0, 1) of a shape, for stochastic rounding. None in its place means round to nearest."""
+"""Function from a shape to random numbers in [0, 1), for stochastic rounding. Where None is passed instead, values are
+rounded to nearest."""
 
 
 class NumberFormat(Protocol):

@@ -2,8 +2,9 @@
 waste their range on them.
 
 Random signs, then a Walsh-Hadamard transform on blocks of the largest power of two that divides the width W:
-orthogonal, its own inverse up to the signs, W log W additions per row. If W is a power of two, the block is the whole
-row; if W is twice an odd number, only a pair. Coordinates in a random basis need no rotation.
+orthogonal, its own inverse up to the signs, W log2(block) additions per row. If W is a power of two, the block is the
+whole row; if W is twice an odd number, a block is two channels and spreads little. States of a subspace are not
+rotated: their coordinates refer to a random basis already.
 """
 
 import torch
@@ -13,6 +14,9 @@ from thinpipe.core.seeds import derive_seed
 
 
 class HadamardRotation:
+    """Rotation of rows of width W: the same in sender and receiver for equal seeds; `inverse` undoes `apply` up to
+    rounding."""
+
     def __init__(self, width: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(derive_seed(seed, "rotation"))
         self.signs_W = torch.randint(0, 2, (width,), generator=generator).float() * 2 - 1

@@ -1,7 +1,10 @@
-"""Checkpoints on disk: written to a temporary folder, synced, then renamed; only complete checkpoints are opened.
+"""Checkpoints on disk: written to a temporary folder by one or several processes, flushed to disk, then renamed.
+Opening a checkpoint verifies the sha256 of the layers asked for.
 
-A folder `step-00000200` holds one safetensors file per layer and `manifest.json` with the sha256 of each. A kill or a
-full disk at any moment leaves older checkpoints intact.
+A folder `step-00000200` holds one safetensors file per checkpoint layer and `manifest.json` with the sha256 of each.
+Checkpoint layers are the model's layers with their optimizer state (`first`, `blocks.N`, `projections.N`, `last`), the
+state of the run (`run`) and of codecs (`boundary.N.sender`); their tensors are chosen in state.py and codec_state.py. A
+kill or a full disk at any moment leaves older checkpoints intact.
 """
 
 import hashlib
@@ -26,6 +29,7 @@ _SUFFIX = ".safetensors"
 _PARTIAL = ".partial-"
 _LAYER_FILE = re.compile(r"[a-z0-9][a-z0-9.]{0,99}\.safetensors", re.ASCII)
 _REPLACED = f"{_PARTIAL}replaced-"
+"""Prefix of an older checkpoint of the same step while `commit` replaces it."""
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +51,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run: str
     """Resolved settings of the run, as TOML."""
     family: str
+    """Model family, such as "llama"."""
     model: dict[str, Any]
     """Model configuration."""
     basis_version: int | None
@@ -73,7 +78,8 @@ class _Header(msgspec.Struct):
 
 
 class Checkpoint:
-    """A complete checkpoint. Tensors are loaded one layer at a time, so a process loads only its own layers."""
+    """A committed checkpoint; `open` verifies it, the constructor does not. Tensors are loaded one layer at a time, so
+    a process loads only its own layers."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
@@ -155,7 +161,7 @@ class CheckpointFolder:
         return Checkpoint(final, manifest)
 
     def committed(self, manifest: Manifest, files: Mapping[str, FileEntry]) -> Checkpoint:
-        """The checkpoint that `commit` returned in the process that called it; for the other processes."""
+        """The checkpoint as `commit` returns it, without reading the disk: for processes that did not call `commit`."""
         return Checkpoint(
             self._final(manifest.step), msgspec.structs.replace(manifest, files=dict(files)).with_checksum()
         )

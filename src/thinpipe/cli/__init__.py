@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         verb, config = _parse(arguments)
         if verb.swarm:
-            require_extra("nats", extra="swarm", what=f"thinpipe {arguments[0]}")
+            require_extra("nats", extra="swarm", feature=f"thinpipe {arguments[0]}")
         module, function = verb.target.split(":")
         code: int | None = getattr(importlib.import_module(module), function)(config)
     except UserError as error:

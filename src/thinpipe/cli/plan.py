@@ -77,7 +77,7 @@ def _load_machines(named: Path | None, settings: RunConfig) -> Machines:
             "dump_folder of a hub's run"
         )
     if named.is_dir():
-        require_extra("nats", extra="swarm", what="a plan for the peers of a hub")
+        require_extra("nats", extra="swarm", feature="a plan for the peers of a hub")
         from thinpipe.cli.hub_commands import ask_status
 
         return machines_from_status(ask_status(named))

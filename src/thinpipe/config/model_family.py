@@ -35,8 +35,10 @@ class Attention:
     """Names of the matrices that make queries, keys and values; a single name if one matrix makes all three."""
     writer: str
     """Name of the output projection, which writes to the residual stream."""
-    bias: bool = False
-    """Whether readers and writer have biases."""
+    reader_bias: bool = False
+    """Whether the readers have biases."""
+    writer_bias: bool = False
+    """Whether the writer has a bias."""
     n_kv_heads: FromConfig = attrgetter("n_heads")
     """Number of heads of keys and values (grouped-query attention)."""
 
@@ -53,8 +55,10 @@ class MLP:
     """Names of the matrices that read the stream, in the order in which `kind` names them."""
     writer: str
     """Name of the matrix that writes to the residual stream."""
-    bias: bool = False
-    """Whether readers and writer have biases."""
+    reader_bias: bool = False
+    """Whether the readers have biases."""
+    writer_bias: bool = False
+    """Whether the writer has a bias."""
     hidden_dim: FromConfig = attrgetter("hidden_dim")
 
 

@@ -132,14 +132,14 @@ def _block(model: ModelConfig, *, in_subspace: bool) -> ParameterGroup:
     hidden_dim: int = mlp.hidden_dim(model)
     group = _norm(model, attention.norm)
     for name, width in zip(attention.readers, widths, strict=True):
-        group += _linear(f"{attention.name}.{name}", model.dim, width, bias=attention.bias)
+        group += _linear(f"{attention.name}.{name}", model.dim, width, bias=attention.reader_bias)
     writer = f"{attention.name}.{attention.writer}"
-    group += _linear(writer, model.dim, written, bias=attention.bias, in_subspace=in_subspace)
+    group += _linear(writer, model.dim, written, bias=attention.writer_bias, in_subspace=in_subspace)
     group += _norm(model, mlp.norm)
     for name in mlp.readers:
-        group += _linear(f"{mlp.name}.{name}", model.dim, hidden_dim, bias=mlp.bias)
+        group += _linear(f"{mlp.name}.{name}", model.dim, hidden_dim, bias=mlp.reader_bias)
     writer = f"{mlp.name}.{mlp.writer}"
-    return group + _linear(writer, hidden_dim, written, bias=mlp.bias, in_subspace=in_subspace)
+    return group + _linear(writer, hidden_dim, written, bias=mlp.writer_bias, in_subspace=in_subspace)
 
 
 def _first(model: ModelConfig) -> ParameterGroup:

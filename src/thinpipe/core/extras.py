@@ -5,13 +5,13 @@ from importlib.util import find_spec
 from thinpipe.core.errors import UserError
 
 
-def require_extra(module: str, *, extra: str, what: str) -> None:
+def require_extra(module: str, *, extra: str, feature: str) -> None:
     """Raises UserError if the optional library `module` is missing; call it before importing the library.
 
-    `what` names, for the message, the feature that needs the library.
+    `feature`: what needs the library, as the subject of the message; `extra`: name of the pip extra.
     """
     if find_spec(module) is None:
-        raise UserError(f"{what} needs {module}: {install_hint(extra)}")
+        raise UserError(f"{feature} needs {module}: {install_hint(extra)}")
 
 
 def install_hint(extra: str) -> str:

@@ -1,4 +1,5 @@
-"""Content hashes, with which peers verify that they hold the same data."""
+"""sha256 of arrays and texts in memory, with which hub and peers verify that they have the same basis, frozen tables,
+tokenizer and settings. For files see `file_sha256` in files.py."""
 
 import hashlib
 from typing import Any
@@ -15,4 +16,5 @@ def array_sha256(array: npt.NDArray[Any]) -> str:
 
 
 def text_sha256(text: str) -> str:
+    """sha256 of the UTF-8 bytes of a text."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,6 @@
-"""Numerics version: peers of a run must compute bit-identical results, and compare this version before they do.
+"""Numerics version: grows whenever thinpipe computes other bits than before. The hub refuses peers whose numerics
+version or torch version differs from its own. Hardware is not compared: different CPUs and GPUs may differ in the last
+digits.
 
 `tests/golden/` holds digests of computed results. Thinpipe versions with equal digests are compatible, however their
 code differs. A commit that changes a digest must increment `NUMERICS_VERSION` and give the reason in
@@ -34,7 +36,10 @@ def numerics() -> Numerics:
 
 
 def numerics_mismatch(peer: Numerics, hub: Numerics) -> str:
-    """Message for the peer's user if peer and hub have incompatible numerics; empty if they are compatible."""
+    """Message for the peer's user if peer and hub have incompatible numerics; empty if they are compatible.
+
+    To be called in the hub: the message names the thinpipe version of the calling process as the hub's.
+    """
     if peer.version != hub.version:
         return (
             f"this machine has numerics version {peer.version} and the hub {hub.version}: install the hub's version of "

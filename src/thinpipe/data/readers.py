@@ -65,7 +65,7 @@ def read_jsonl(path: Path, field: str) -> Iterator[Document]:
 
 
 def read_parquet(path: Path, field: str) -> Iterator[Document]:
-    require_extra("pyarrow", extra="parquet", what=f"{path}, a Parquet file,")
+    require_extra("pyarrow", extra="parquet", feature=f"{path}, a Parquet file,")
     from pyarrow import ArrowException  # type: ignore[import-untyped]
     from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 
@@ -85,7 +85,7 @@ def read_parquet(path: Path, field: str) -> Iterator[Document]:
 
 def read_huggingface(name: str, config: str | None, split: str, field: str) -> Iterator[Document]:
     """Streams a data set, so that reading starts at once and no text is stored on the disk."""
-    require_extra("datasets", extra="hf", what=f"hf:{name}")
+    require_extra("datasets", extra="hf", feature=f"hf:{name}")
     import datasets  # type: ignore[import-untyped]
 
     where = f"hf:{name}{f':{config}' if config else ''}, split {split}"

@@ -86,8 +86,8 @@ class Attention(nn.Module):
         self.widths = attention_widths(config)
         is_fused = len(self.spec.readers) == 1
         for name, width in zip(self.spec.readers, (sum(self.widths),) if is_fused else self.widths, strict=True):
-            self.add_module(name, nn.Linear(config.dim, width, bias=self.spec.bias))
-        self.add_module(self.spec.writer, space.residual_writer(config.dim, bias=self.spec.bias))
+            self.add_module(name, nn.Linear(config.dim, width, bias=self.spec.reader_bias))
+        self.add_module(self.spec.writer, space.residual_writer(config.dim, bias=self.spec.writer_bias))
 
     def forward(self, x_BTD: Tensor, cache: LayerKVCache | None = None) -> Tensor:
         read = [getattr(self, name)(x_BTD) for name in self.spec.readers]
@@ -109,8 +109,8 @@ class MLP(nn.Module):
         self.spec, self.dropout = config.spec.mlp, config.spec.dropout(config)
         hidden_dim: int = self.spec.hidden_dim(config)
         for name in self.spec.readers:
-            self.add_module(name, nn.Linear(config.dim, hidden_dim, bias=self.spec.bias))
-        self.add_module(self.spec.writer, space.residual_writer(hidden_dim, bias=self.spec.bias))
+            self.add_module(name, nn.Linear(config.dim, hidden_dim, bias=self.spec.reader_bias))
+        self.add_module(self.spec.writer, space.residual_writer(hidden_dim, bias=self.spec.writer_bias))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         hidden = MLPS[self.spec.kind](*(getattr(self, name)(x_BTD) for name in self.spec.readers))

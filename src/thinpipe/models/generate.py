@@ -13,7 +13,8 @@ from thinpipe.models.kv_cache import KVCache
 from thinpipe.models.model import Model
 
 _PREFILL_CHUNK = 256
-"""Tokens of the prompt per forward pass: the logits of a whole long prompt, T x V, could be larger than the model."""
+"""Tokens of the prompt per forward pass: the logits of a whole long prompt, tokens x vocabulary, could be larger than
+the model."""
 
 
 def generate(
@@ -63,7 +64,7 @@ def _stream(
 ) -> Iterator[int]:
     cache, unread = KVCache(end), ids
     for _ in range(len(ids), end):
-        token = sample_token(_prefill(model, unread, cache), temperature, top_p, generator)
+        token = sample_token(_last_logits(model, unread, cache), temperature, top_p, generator)
         yield token
         if token == stop_id:
             return
@@ -71,7 +72,7 @@ def _stream(
 
 
 @torch.no_grad()
-def _prefill(model: Model, ids: list[int], cache: KVCache) -> Tensor:
+def _last_logits(model: Model, ids: list[int], cache: KVCache) -> Tensor:
     """Processes `ids` in chunks, extending `cache`; returns the logits of the last token, [V]."""
     device = next(model.parameters()).device
     logits_BTV = torch.empty(0)

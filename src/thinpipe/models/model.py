@@ -1,6 +1,9 @@
-"""Model: (first, blocks, last) and a space for its residual stream. Segment: the layers between two boundaries.
+"""The model as torch modules: a Model has all layers, a Segment those between two boundaries (cuts at which the model
+may be split over machines).
 
-Every segment computes its input stream from the token ids and the state of the previous segment, in the same way
+Layers are `first` (embedding), `blocks`, and `last` (norm and head). The output of a segment, its state, is what
+crosses the boundary: D numbers per token, or fewer with a subspace or a boundary projection.
+Every segment computes its input stream from the token ids and the previous segment's state, in the same way
 whether segments share a process or not. `build` makes a model on the meta device, without allocating memory;
 `init_weights.materialise` allocates and initialises a model or single segments.
 """
@@ -47,7 +50,8 @@ class Segment(nn.Module):
         self.projections = nn.ModuleDict({} if projection is None else {str(projection.segment): projection})
         self.execution = ExecutionConfig()
         self.on_gradient: OnGradient | None = None
-        """Callback that receives the D-wide gradient at the input of this segment in every backward pass."""
+        """Callback that receives the D-wide gradient at the input of this segment in every backward pass. Not called in
+        a segment with a boundary projection."""
 
     def forward(self, ids_BT: Tensor, state: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
         """State for the next segment, or logits from the last segment.
@@ -162,13 +166,13 @@ def build(config: ModelConfig) -> Model:
     """The model on the meta device: shapes and names, without allocated memory."""
     with torch.device("meta"), _SkipInit():
         model = Model(config)
-    _refuse_other_parameters(model)
+    _check_parameter_shapes(model)
     return model
 
 
-def _refuse_other_parameters(model: Model) -> None:
-    """Raises ValueError, with the first difference, unless modules have the parameters of `config.parameter_shapes`: in
-    the same order, with the same names, shapes and tags."""
+def _check_parameter_shapes(model: Model) -> None:
+    """Raises ValueError, with the first difference, unless the model has exactly the parameters described by
+    `config.parameter_shapes`: in the same order, with the same names, shapes and tags."""
     described = [
         (name, each.shape, each.coordinates_axis, each.is_orthonormal)
         for name, each in named_parameters(model.config).items()
@@ -196,7 +200,8 @@ class _SkipInit(TorchFunctionMode):
 
 
 def make_space(config: ModelConfig) -> DenseSpace | Subspace:
-    """The space of the residual stream: all of R^D, or a subspace with its frozen tables."""
+    """The space of the residual stream: all of R^D, or a subspace with its frozen tables, which hold a D-wide vector
+    for each token id (and position)."""
     subspace = config.subspace
     if subspace.width is None:
         return DenseSpace(config.dim, config.projection.embedding_rank)

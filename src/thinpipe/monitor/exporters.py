@@ -63,7 +63,7 @@ class Prometheus:
 
     def __init__(self, settings: ExporterSettings) -> None:
         assert settings.prometheus is not None
-        require_extra("prometheus_client", extra="prometheus", what="metrics.prometheus")
+        require_extra("prometheus_client", extra="prometheus", feature="metrics.prometheus")
         from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
         self._registry, self._gauge = CollectorRegistry(), Gauge
@@ -99,7 +99,7 @@ class TensorBoard:
     """TensorBoard event files in the run's folder."""
 
     def __init__(self, settings: ExporterSettings) -> None:
-        require_extra("tensorboard", extra="tensorboard", what="metrics.tensorboard")
+        require_extra("tensorboard", extra="tensorboard", feature="metrics.tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(settings.folder / "tensorboard"))
@@ -116,7 +116,7 @@ class Wandb:
     """Weights & Biases run; with WANDB_MODE=offline its files stay in the run's folder."""
 
     def __init__(self, settings: ExporterSettings) -> None:
-        require_extra("wandb", extra="wandb", what="metrics.wandb")
+        require_extra("wandb", extra="wandb", feature="metrics.wandb")
         import wandb  # type: ignore[import-not-found,unused-ignore]
 
         self._run: Any = wandb.init(project=settings.wandb, name=settings.folder.name, dir=str(settings.folder))

@@ -36,12 +36,13 @@ class PageUpdate(msgspec.Struct, frozen=True):
     """Message to the browser."""
 
     now_s: float
-    """Time of this machine, in seconds since 1970; comparable with the log's times if the log is written here."""
+    """Time of this machine, in seconds since 1970; comparable with the log's times if the log is written on this
+    machine."""
     snapshot: Snapshot
 
 
 class Page:
-    """Polls the log once on behalf of all connected browsers."""
+    """Web page of one run. Polls the log once for all connected browsers."""
 
     def __init__(self, follower: LogFollower) -> None:
         self._follower = follower

@@ -34,7 +34,7 @@ def serve_until_stopped(folder: Path, host: str, port: int) -> int:
 @contextmanager
 def _serve_in_thread(folder: Path, host: str, port: int) -> Iterator[tuple[str, threading.Thread]]:
     for module in ("starlette", "uvicorn"):
-        require_extra(module, extra="dashboard", what="the web page")
+        require_extra(module, extra="dashboard", feature="the web page")
     import uvicorn
 
     from thinpipe.monitor.web import Page

@@ -29,7 +29,7 @@ MAX_POINTS = 1500
 
 def pyplot() -> Any:
     """matplotlib.pyplot with the file-only backend Agg. Raises UserError if matplotlib is not installed."""
-    require_extra("matplotlib", extra="report", what="a figure")
+    require_extra("matplotlib", extra="report", feature="a figure")
     import matplotlib
 
     matplotlib.use("Agg")

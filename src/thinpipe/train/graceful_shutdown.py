@@ -1,5 +1,6 @@
-"""Graceful shutdown: the first SIGTERM or SIGINT asks the run to stop after the current step, the second one gets the
-previous handler, which normally ends the process at once."""
+"""Graceful shutdown on SIGTERM or SIGINT. The first signal only sets a flag, which the trainer and the hub poll: the
+trainer stops after the current step, the hub asks its peers to save and stop. The second signal goes to the previous
+handler, which normally ends the process at once."""
 
 import signal
 from types import FrameType, TracebackType
@@ -22,13 +23,13 @@ class StopRequest:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.requested = True
-        self._put_back()
+        self._restore_handlers()
 
-    def _put_back(self) -> None:
+    def _restore_handlers(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._put_back()
+        self._restore_handlers()

@@ -48,10 +48,10 @@ def test_the_largest_of_all():
     [
         (("d", 1, 1, "sum", numbers(1)), "d is not of generation 1"),
         (("b", 2, 1, "sum", numbers(1)), "b is not of generation 1"),
-        (("b", 1, 2, "sum", numbers(1)), "b gives round 2 where 1 is open"),
-        (("b", 1, 0, "sum", numbers(1)), "b gives round 0 where 1 is open"),
-        (("b", 1, 1, "max", numbers(1)), "b gives 1 numbers for a max in round 1, and a 1 for a sum"),
-        (("b", 1, 1, "sum", numbers(1, 2)), "b gives 2 numbers"),
+        (("b", 1, 2, "sum", numbers(1)), "b contributes round 2 where 1 is open"),
+        (("b", 1, 0, "sum", numbers(1)), "b contributes round 0 where 1 is open"),
+        (("b", 1, 1, "max", numbers(1)), "b contributes 1 numbers for a max in round 1, and a 1 for a sum"),
+        (("b", 1, 1, "sum", numbers(1, 2)), "b contributes 2 numbers"),
     ],
 )
 def test_anything_else_is_refused(contribution, message):

@@ -38,8 +38,18 @@ GPT2 = FamilySpec(
     norm="layer",
     token_embedding="wte",
     position_embedding="wpe",
-    attention=Attention(name="attn", norm="ln_1", readers=("c_attn",), writer="c_proj", bias=True),
-    mlp=MLP(name="mlp", norm="ln_2", kind="gelu_tanh", readers=("c_fc",), writer="c_proj", bias=True),
+    attention=Attention(
+        name="attn", norm="ln_1", readers=("c_attn",), writer="c_proj", reader_bias=True, writer_bias=True
+    ),
+    mlp=MLP(
+        name="mlp",
+        norm="ln_2",
+        kind="gelu_tanh",
+        readers=("c_fc",),
+        writer="c_proj",
+        reader_bias=True,
+        writer_bias=True,
+    ),
     final_norm="ln_f",
     dropout=attrgetter("dropout"),
     huggingface=HuggingFaceFormat(

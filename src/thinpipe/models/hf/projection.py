@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from thinpipe.config.families.llama import LlamaConfig
+from thinpipe.config.families.llama import LLAMA
 from thinpipe.config.model import ModelConfig
 from thinpipe.core.errors import UserError
 from thinpipe.models.hf.config import PROJECTION_MODEL_TYPE, hf_config
@@ -30,11 +30,10 @@ def save(
     folder, config = Path(folder), model.config
     if not config.has_projection:
         raise TypeError("this model has no boundary projection: it can be saved as a plain one")
-    if not isinstance(config, LlamaConfig):
+    if config.spec is not LLAMA:
         raise UserError(
             f"a {config.family} with a boundary projection cannot be exported, only a Llama: use `thinpipe generate` "
-            "and `thinpipe "
-            "eval`, which take the run itself, or train a llama preset"
+            "and `thinpipe eval`, which take the run itself, or train a llama preset"
         )
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(__file__).with_name(MODELING_FILE), folder / MODELING_FILE)

@@ -1,4 +1,4 @@
-"""Event queue and processors of the simulation in `simulate`.
+"""Event queue and processors for the simulation of one optimizer step in simulate.py.
 
 A host with C cores on which more than C processes compute gives each process an equal share (processor sharing).
 """
@@ -17,6 +17,7 @@ class Clock:
         self._scheduled = 0
 
     def at(self, time: float, do: Callable[..., object], *args: Any) -> None:
+        """Schedules `do(*args)` at simulated time `time`, in seconds."""
         self._scheduled += 1
         heappush(self._due, (time, self._scheduled, do, args))
 
@@ -90,7 +91,8 @@ class SharedProcessors:
 def processors(
     clock: Clock, hosts: Sequence[int], cores: Mapping[int, float]
 ) -> list[DedicatedProcessor | SharedProcessors]:
-    """Processor of each process; hosts with enough cores need no sharing."""
+    """The processor of each process, in order. `hosts`: host index of each process; `cores`: cores by host index, a
+    host without an entry has enough. Processes share cores only on hosts with fewer cores than processes."""
     shared = {
         host: SharedProcessors(clock, cores[host])
         for host in set(hosts)

@@ -21,7 +21,7 @@ from thinpipe.transport.nats.client import connect
 
 _DISCONNECT_SUBJECT, _CONNZ_SUBJECT = "$SYS.ACCOUNT.APP.DISCONNECT", "$SYS.REQ.ACCOUNT.APP.CONNZ"
 _LOG = logging.getLogger(__name__)
-_SECONDS = 5
+_REQUEST_TIMEOUT_SECONDS = 5
 """Timeout of a request to the server, in seconds."""
 
 
@@ -63,7 +63,7 @@ class Disconnects:
             broker.url, broker.fingerprint, broker.admin_seed, inbox="_INBOX.disconnects", on_down=lambda _error: None
         )
         await self._client.subscribe(_DISCONNECT_SUBJECT, cb=self._on_message)
-        await self._client.flush(timeout=_SECONDS)
+        await self._client.flush(timeout=_REQUEST_TIMEOUT_SECONDS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -92,9 +92,11 @@ class Disconnects:
         opens new ones before the old ones are found dead."""
         question = json.dumps({"auth": True, "user": key}).encode()
         try:
-            answer = await self._client.request(_CONNZ_SUBJECT, question, timeout=_SECONDS)
+            answer = await self._client.request(_CONNZ_SUBJECT, question, timeout=_REQUEST_TIMEOUT_SECONDS)
         except NatsError as error:
-            _LOG.warning("nats-server did not say whether a peer is connected, waiting for its heartbeats: %s", error)
+            _LOG.warning(
+                "nats-server did not say whether a peer is connected, relying on heartbeat timeouts: %s", error
+            )
             return False
         found = decode_or_none(_CONNECTIONS_DECODER, answer.data)
         return found is not None and found.data.num_connections == 0

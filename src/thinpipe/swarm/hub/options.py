@@ -1,4 +1,5 @@
-"""Options of a hub that are independent of the model: name, address, number of peers and deadlines."""
+"""Options of a hub that are independent of the model: name of the run, URL of the broker, number of peers,
+link rates of the hub and deadlines."""
 
 from dataclasses import dataclass
 
@@ -16,13 +17,16 @@ class HubOptions:
     peers: int
     """Number of peers for which the first generation waits."""
     hub_bps: tuple[float, float] | None = None
-    """Uplink and downlink rates of the hub in bits per second; None: measured by the peers."""
+    """Uplink and downlink rates of the hub in bits per second; None: the sum of the rates that all peers measure
+    at the same time."""
     patience_seconds: float = 60.0
-    """Seconds that a later generation, or a repair, waits for absent peers."""
+    """Seconds that a later generation waits for as many peers as computed before, and that a repair (fetching lost
+    files of the newest checkpoint from peers) waits for absent peers."""
     heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
-    """Seconds without a heartbeat after which a peer is lost."""
+    """Seconds without a heartbeat after which a peer is declared lost."""
     stall_factor: float = 4.0
-    """A peer is stalled after this many times its longest time between two actions within a step."""
+    """A peer is declared stalled when it neither acts nor waits for longer than this multiple of its longest time
+    between two actions (sends, waits, ends of steps) within earlier steps."""
     stall_floor_seconds: float = 10.0
     """Minimum stall deadline, in seconds."""
     startup_seconds: float = 300.0
@@ -30,4 +34,4 @@ class HubOptions:
     validation."""
     request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     """Seconds after which a peer that was answered with `Standby`, `Measure` or `RestoreFiles`, and has not sent
-    another request, is lost."""
+    another request, is declared lost."""

@@ -90,7 +90,7 @@ class Hub:
             inbox=f"_INBOX.{HUB}",
             on_down=lambda _error: self._server_gone.set(),
         )
-        services: dict[str, Service] = {
+        self.services: dict[str, Service] = {
             "heartbeat": self._on_heartbeat,
             "next": self._next,
             "ready": self._ready,
@@ -106,7 +106,7 @@ class Hub:
             WRITE_SERVICE: self._write_file,
             PROBE: probe_service,
         }
-        for name, service in services.items():
+        for name, service in self.services.items():
             await serve(self._client, name, service)
         await self.admission.open(self._client)
         try:
@@ -193,7 +193,7 @@ class Hub:
         return _encode(answer)
 
     async def _expel_accused(self, accused: Accusation) -> None:
-        """Removes the accused peer. If the broker cannot, the hub's owner is informed, and the accusers are answered."""
+        """Removes the accused peer. If the broker cannot, the hub informs its owner and answers the accusers."""
         try:
             await self._expel(
                 accused.name,

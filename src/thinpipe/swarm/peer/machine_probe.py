@@ -1,8 +1,9 @@
 """Measures a peer's machine: floating-point rate in matrix products, and memory that a run may use.
 
-The matrix products are those of an MLP of the model, forward and backward, in the run's number formats. A whole
-training step reaches a lower rate (norms, attention, optimizer), by a factor that is much the same for machines of a
-kind: the partition comes out right, absolute speeds come out too high.
+The product is [tokens, D] times [D, 4 D], about that of an MLP, forward and backward, in the run's dtype and autocast
+setting. A whole training step reaches a lower rate (norms, attention, optimizer), by a factor that is much the same for
+machines of a kind: the partition of segments over peers comes out right, predicted step times come out too short.
+Links are measured by bandwidth_probe.
 """
 
 import os
@@ -21,8 +22,8 @@ from thinpipe.train.engine import choose_device
 
 _FIRST_TOKENS = 32
 """Number of tokens in the first, smallest measurement."""
-_MAX_RUN_SECONDS = 0.1
-"""Duration of one measurement in seconds up to which the number of tokens is doubled."""
+_LONG_ENOUGH_SECONDS = 0.1
+"""The number of tokens is doubled while one forward and backward product takes less than this many seconds."""
 _SHARE_OF_RAM, _SHARE_OF_GPU = 0.8, 0.9
 """Fractions of the free memory that a run may use, on CPU and GPU: the rest is for other programs and for fragmentation
 of the allocator."""
@@ -67,7 +68,7 @@ def measure_flops(
         best = max(best, 6 * weight.numel() * rows / seconds_taken)
         if time.monotonic() - began >= seconds:
             return best
-        if rows < tokens and seconds_taken < _MAX_RUN_SECONDS:
+        if rows < tokens and seconds_taken < _LONG_ENOUGH_SECONDS:
             rows = min(tokens, 2 * rows)
 
 

@@ -21,7 +21,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Heartbeat message of a peer to the hub."""
 
     generation: _Count = 0
-    """Generation that the peer computes in; 0: none."""
+    """Number of the generation (set of peers that compute together) to which the peer belongs; 0: none."""
     n_actions: _Count = 0
     """Number of actions of the training thread in this generation: sends, starts and ends of waits and of steps."""
     idle_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
@@ -29,11 +29,12 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     waits_for: Annotated[str, msgspec.Meta(max_length=64)] = ""
     """Name of the peer (or `HUB`) that the training thread waits for; empty: it computes."""
     steps: _Count = 0
-    """Number of steps completed in this generation."""
+    """Number of steps ended in this generation, including those that ended with an exception."""
     in_step: bool = False
     """True within a step; False while loading, saving, validating or updating the basis."""
     incarnation: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    """Process incarnation id. Heartbeats of a superseded incarnation are ignored."""
+    """Incarnation id, a new one at every start of the peer's program. Heartbeats of a superseded incarnation are
+    ignored."""
 
 
 HEARTBEAT_DECODER = msgspec.msgpack.Decoder(Heartbeat)
@@ -42,7 +43,7 @@ HEARTBEAT_DECODER = msgspec.msgpack.Decoder(Heartbeat)
 class ActivityTracker:
     """Activity of the training thread of one process, which is the thread that called `begin`.
 
-    Waits and actions of other threads are ignored. Thread-safe.
+    Waits and actions of other threads are ignored. `step` is for the training thread alone. Thread-safe.
     """
 
     def __init__(self, incarnation: str = "") -> None:
@@ -91,7 +92,8 @@ class ActivityTracker:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context of one training step; stall detection expects every step to take about the same time."""
+        """Context of one training step. Within it the hub applies the stall deadline measured for this peer, outside of
+        it the start-up deadline (swarm/hub/stalls.py)."""
         self._set_in_step(True)
         try:
             yield

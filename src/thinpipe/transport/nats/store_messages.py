@@ -1,4 +1,6 @@
-"""Requests to the hub's store and its replies. Imports no torch: the hub needs none."""
+"""Messages of the hub's key-value store, through which the processes of a group find each other (rendezvous; a
+torch.distributed Store). Client: transport/nats/store.py; server: swarm/hub/services/store.py. Small values only.
+Imports no torch: the hub needs none."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +10,8 @@ SERVICE = "store"
 
 
 class StoreRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the hub's store. "get" and "wait" wait for `keys`, "swap" is the store's compare_set."""
+    """A request to the hub's store. "get" (one key) and "wait" (several) wait for `keys`; "set", "add", "swap"
+    (compare_set) and "delete" change one key; "count" counts all keys."""
 
     what: Literal["set", "get", "add", "swap", "delete", "count", "wait"]
     keys: list[str] = []
@@ -16,6 +19,7 @@ class StoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     expected: bytes = b""
     """Value that "swap" must find for it to write `value`; empty also matches an absent key."""
     amount: Annotated[int, msgspec.Meta(ge=-(1 << 40), le=1 << 40)] = 0
+    """Number that "add" adds to the counter of the key; a missing counter is 0."""
     wait_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Seconds that the hub may wait for the keys before it replies."""
 
@@ -26,4 +30,6 @@ class StoreReply(msgspec.Struct, frozen=True, kw_only=True):
     found: bool
     """False if a wait ended without the keys, a key to delete was absent, or a limit of the store is exceeded."""
     value: bytes = b""
+    """Value read by "get"; for "swap" the value stored afterwards."""
     number: int = 0
+    """For "add" the new counter, for "count" the number of keys."""

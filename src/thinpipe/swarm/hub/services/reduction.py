@@ -1,5 +1,7 @@
-"""The step reduction: an all-reduce of small vectors through the hub. A request is answered when all peers of the
-generation have contributed, or the generation is over."""
+"""The step reduction: an all-reduce of small vectors through the hub. Sums or maxima of
+float64. A request is answered when all peers of the generation have contributed, refused at once if it does not belong
+to the open round or when the generation ends, and answered without values after MAX_WAIT_SECONDS, so that the peer
+repeats it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,8 +17,8 @@ from thinpipe.transport.reduction import reduce_rows
 MAX_VALUES = 1 << 20
 """Maximum number of values in one contribution."""
 _ROUNDS_KEPT = 2
-"""Results kept, in rounds. No peer is further behind, because a round completes only when all peers have requested
-it."""
+"""Number of latest rounds whose results are kept for repeated requests. No peer is further behind, because a round
+completes only when all peers have requested it."""
 
 Values = npt.NDArray[np.float64]
 
@@ -26,7 +28,7 @@ class ReductionError(Exception):
 
 
 class StepReduction:
-    """All-reduces of one generation, in numbered rounds. Pure."""
+    """All-reduces of one generation, in numbered rounds. Pure: no I/O, no clock."""
 
     def __init__(self, generation: int, names: Sequence[str]) -> None:
         self.generation, self.completed_rounds = generation, 0
@@ -37,21 +39,21 @@ class StepReduction:
 
     def contribute(self, name: str, generation: int, round_number: int, op: ReduceOp, values: Values) -> None:
         """Adds a peer's values to the open round; a repeated contribution is ignored. Raises ReductionError for
-        anything else."""
+        another generation, round, operation or length."""
         if generation != self.generation or name not in self._names:
             raise ReductionError(f"{name} is not of generation {self.generation}")
         if round_number in self._results:
             return
         if round_number != self.completed_rounds + 1:
-            raise ReductionError(f"{name} gives round {round_number} where {self.completed_rounds + 1} is open")
+            raise ReductionError(f"{name} contributes round {round_number} where {self.completed_rounds + 1} is open")
         for other, (their_op, theirs) in self._contributions.items():
             if (op, len(values)) != (their_op, len(theirs)):
                 raise ReductionError(
-                    f"{name} gives {len(values)} numbers for a {op} in round {round_number}, and {other} {len(theirs)} "
-                    f"for a {their_op}"
+                    f"round {round_number}: {name} contributes {len(values)} numbers for a {op}, "
+                    f"and {other} {len(theirs)} for a {their_op}"
                 )
         if len(values) > MAX_VALUES:
-            raise ReductionError(f"{name} gives {len(values)} numbers, more than the {MAX_VALUES} allowed")
+            raise ReductionError(f"{name} contributes {len(values)} numbers, more than the {MAX_VALUES} allowed")
         self._contributions.setdefault(name, (op, values))
         if len(self._contributions) == len(self._names):
             self._reduce(round_number, op)

@@ -1,8 +1,8 @@
 """Serves requests over NATS: a service is a coroutine function from the sender's name and the request data to the
 reply.
 
-The broker's permissions guarantee the sender's name but not the reply subject: replies are sent only to the sender's
-own inbox.
+Requests arrive on `hub.<peer>.<service>`. The broker lets a peer publish only under its own name, so the sender is
+known; but a request may name any reply subject, so replies are sent only to the sender's own inbox.
 """
 
 import asyncio
@@ -26,19 +26,20 @@ MAX_REQUEST_NBYTES = 2 << 20
 
 async def serve(client: Client, name: str, service: Service) -> None:
     """Subscribes a service; every request sent after this returns is received. Requests run concurrently, each in its
-    own task. Malformed requests get no reply."""
+    own task. A request gets no reply if the service returns None (malformed) or raises, or if it exceeds the limits
+    above."""
     in_flight: set[asyncio.Task[None]] = set()
     in_flight_of_peer: Counter[str] = Counter()
 
     async def answer(peer: str, message: Msg) -> None:
         try:
-            found = await service(peer, message.data)
+            reply = await service(peer, message.data)
         finally:
             in_flight_of_peer[peer] -= 1
-        if found is None:
+        if reply is None:
             return
         if message.reply.startswith(f"_INBOX.{peer}.") and client.is_connected:
-            await client.publish(message.reply, found)
+            await client.publish(message.reply, reply)
         else:
             _LOG.info("%s: reply to %s dropped: no connection, or a foreign reply subject", name, peer)
 
