@@ -251,11 +251,11 @@ def test_who_comes_back_with_other_numerics_is_refused_before_anything_begins(ru
         for other, text in (
             (
                 msgspec.structs.replace(ours, version=0),
-                f"you compute with numerics version 0 and the hub with {NUMERICS_VERSION}: ",
+                f"this machine has numerics version 0 and the hub {NUMERICS_VERSION}: ",
             ),
             (
                 msgspec.structs.replace(ours, torch="1.0\x1b[2J"),
-                f"you compute with torch 1.0 [2J and the hub with {ours.torch}: ",
+                f"this machine has torch 1.0 [2J and the hub {ours.torch}: ",
             ),
         ):
             answer = ask_next(connection, running, numerics=other)

@@ -113,5 +113,5 @@ def test_a_standby_without_room_has_no_copy_and_says_so(uncut, tmp_path, monkeyp
         mirror = StandbyMirror(tmp_path / "p0")
         mirror.follow(connection, running.hub.run_host.newest_manifest(), bytes_per_second=None)
         wait_until(lambda: mirror.problem)
-        assert "this standby fetches its part when it is needed" in mirror.problem
+        assert "this standby downloads its layers when it is assigned" in mirror.problem
         assert not list((tmp_path / "p0").rglob("*.safetensors*"))

@@ -144,8 +144,8 @@ class StandbyMirror:
         nbytes, free = sum(entry.nbytes for entry in missing.values()), shutil.disk_usage(self._folder).free
         if nbytes + _FREE_NBYTES > free:
             self.problem = (
-                f"no copy of the checkpoint is kept in advance: it takes {nbytes / 1e9:.1f} GB, and {self._folder} has "
-                f"{free / 1e9:.1f} GB of free disk space"
+                f"too little free disk space in {self._folder} for a copy of the checkpoint ({nbytes / 1e9:.1f} GB; "
+                f"{free / 1e9:.1f} GB are free): this standby downloads its layers when it is assigned"
             )
             raise _StoppedError
 
