@@ -10,7 +10,15 @@ from tests.report.logs import TOKENS, saved, settings, started, step, stopped, v
 from thinpipe.cli import main
 from thinpipe.config.model import ProjectionConfig
 from thinpipe.config.toml import dump_toml
-from thinpipe.core.events import GenerationStarted, PeerAssignment, PeerJoined, PeerLeft, Retried, Skipped
+from thinpipe.core.events import (
+    GenerationEnded,
+    GenerationStarted,
+    PeerAssignment,
+    PeerJoined,
+    PeerLeft,
+    Retried,
+    Skipped,
+)
 from thinpipe.report.summary import summarise
 
 EVIL = '<script>alert("x")</script>&amp;'
@@ -109,6 +117,7 @@ def test_a_hub_run_names_its_peers_and_no_name_is_markup(tmp_path):
         started(),
         *(step(number, processes=2) for number in (1, 2)),
         PeerLeft(step=2, peer=EVIL, cause="left", reason=f"{EVIL} left"),
+        GenerationEnded(generation=1, step=2, peer=EVIL, cause="left", reason=f"{EVIL} left"),
         GenerationStarted(generation=2, step=2, peers=places[:1]),
         started(2),
         step(3),
@@ -117,7 +126,7 @@ def test_a_hub_run_names_its_peers_and_no_name_is_markup(tmp_path):
     assert "<script" not in page
     assert "<script" not in markdown
     text = " ".join(" ".join(reader.text).split())
-    assert f"{EVIL} left" in text
+    assert f"{EVIL} left: regrouping from step 2" in text
     assert "peers joined 2 peers left 1 generations 2" in text
     assert "anna 3.0 s" in text
     assert f"{EVIL} 2.0 s" in text

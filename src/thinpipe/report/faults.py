@@ -4,7 +4,17 @@ import re
 from datetime import UTC, datetime
 
 from thinpipe.core.event_text import format_event_line
-from thinpipe.core.events import GenerationStarted, PeerJoined, PeerLeft, Retried, SaveFailed, Skipped, Started, Stopped
+from thinpipe.core.events import (
+    GenerationStarted,
+    HubEvent,
+    PeerJoined,
+    PeerLeft,
+    Retried,
+    SaveFailed,
+    Skipped,
+    Started,
+    Stopped,
+)
 from thinpipe.core.units import format_duration
 from thinpipe.report.document import Block, Collapsible, Facts, Section, Table, Text
 from thinpipe.report.summary import Summary
@@ -12,7 +22,7 @@ from thinpipe.report.summary import Summary
 _MAX_ROWS = 200
 """Maximum number of events listed; a log of months may hold thousands."""
 _STEP = re.compile(r"^step:\s+\d+\s+")
-_SHOWN_EVENTS = (Started, Stopped, Retried, Skipped, SaveFailed, GenerationStarted, PeerJoined, PeerLeft)
+_SHOWN_EVENTS = Started | Stopped | Retried | Skipped | SaveFailed | HubEvent
 
 
 def faults_section(summary: Summary) -> Section:

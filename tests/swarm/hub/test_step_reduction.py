@@ -50,7 +50,7 @@ def test_the_largest_of_all():
         (("b", 2, 1, "sum", numbers(1)), "b is not of generation 1"),
         (("b", 1, 2, "sum", numbers(1)), "b contributes round 2 where 1 is open"),
         (("b", 1, 0, "sum", numbers(1)), "b contributes round 0 where 1 is open"),
-        (("b", 1, 1, "max", numbers(1)), "b contributes 1 numbers for a max in round 1, and a 1 for a sum"),
+        (("b", 1, 1, "max", numbers(1)), "round 1: b contributes 1 numbers for a max, and a 1 for a sum"),
         (("b", 1, 1, "sum", numbers(1, 2)), "b contributes 2 numbers"),
     ],
 )
