@@ -20,6 +20,7 @@ from thinpipe.core.events import (
     Step,
     Stopped,
     read_events,
+    read_events_of_any_version,
 )
 
 STEP = Step(step=1, loss=2.0, grad_norm=0.5, lr=1e-3, tokens=10, seconds=0.1, tokens_per_second=100.0)
@@ -45,6 +46,15 @@ def test_a_line_cut_short_by_a_crash_is_passed_over_and_closed(tmp_path):
     with EventLog(path) as log:
         log.write(STEP)
     assert list(read_events(path)) == [STEP, STEP]
+
+
+def test_a_damaged_line_is_passed_over(tmp_path):
+    with EventLog(tmp_path / "events.jsonl") as log:
+        log.write(Stopped(step=3, reason="signal"))
+    written = (tmp_path / "events.jsonl").read_bytes()
+    (tmp_path / "events.jsonl").write_bytes(written.replace(b"signal", b"sig\xff\xfe!") + written)
+    assert [event.reason for event in read_events(tmp_path / "events.jsonl")] == ["signal"]
+    assert read_events_of_any_version(tmp_path / "events.jsonl")[1] == 0
 
 
 def test_a_log_of_before_these_fields_is_read(tmp_path):

@@ -304,7 +304,7 @@ def test_a_lost_hub_is_told_at_once(tmp_path, leaves):
 
 def test_no_hub_at_the_broker(running, tmp_path):
     connection = HubConnection(address(running, "p1"))
-    with pytest.raises(ConnectionError, match="the hub is not there"):
+    with pytest.raises(ConnectionError, match="the hub is not running"):
         fetch(connection, "data.bin", tmp_path / "got", nbytes=5, sha256="0" * 64)
     connection.close()
 

@@ -299,15 +299,15 @@ class EventLog:
 
 
 def read_events(path: Path) -> Iterator[AnyEvent]:
-    """Events in the order of writing. Skips truncated lines; raises msgspec.ValidationError for a line of another
-    schema."""
+    """Events in the order of writing. Skips truncated and damaged lines; raises msgspec.ValidationError for a line of
+    another schema."""
     with path.open("rb") as file:
         for line in file:
             try:
                 yield _DECODER.decode(line)
             except msgspec.ValidationError:
                 raise  # complete JSON, but of another schema
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
 
 
@@ -321,7 +321,7 @@ def read_events_of_any_version(path: Path) -> tuple[list[AnyEvent], int]:
                 events.append(_DECODER.decode(line))
             except msgspec.ValidationError:
                 unknown += 1
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
     return events, unknown
 

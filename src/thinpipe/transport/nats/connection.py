@@ -173,7 +173,7 @@ class HubConnection:
                 lane.client.request(f"hub.{self.address.name}.{service}", data, timeout=seconds)
             )
         except NoRespondersError:
-            raise ConnectionError("the hub is not there") from None
+            raise ConnectionError("the hub is not running") from None
         except NatsTimeoutError:
             raise self._failure or TimeoutError(f"the hub did not answer within {seconds:g} s") from None
         except NatsError as error:
