@@ -24,6 +24,7 @@ def recorded():
     return found["cases"]
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("case", CASES)
 def test_numbers_are_the_recorded_ones(case, recorded):
     found = list(differences(case, recorded[case], observe(case)))
