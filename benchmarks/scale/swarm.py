@@ -7,9 +7,9 @@ from statistics import mean
 from typing import cast
 
 from thinpipe.config.boundary import BoundaryConfig
+from thinpipe.config.families import PRESETS
 from thinpipe.config.families.llama import LlamaConfig
 from thinpipe.config.model import ExecutionConfig, SubspaceConfig
-from thinpipe.config.model_presets import PRESETS
 from thinpipe.config.run import CheckpointConfig, ParallelismConfig, RunConfig, TrainingConfig
 from thinpipe.plan.devices import DEVICES
 from thinpipe.plan.messages import message_sizes

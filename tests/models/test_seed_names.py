@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from thinpipe.config.families import PRESETS
 from thinpipe.config.model import ProjectionConfig
-from thinpipe.config.model_presets import PRESETS
 from thinpipe.models import build, materialise
 from thinpipe.models.seed_names import SEED_NAMES, seed_name
 

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.train.step_memory import VOCABULARY, read_peaks, run_config
-from thinpipe.config.model_presets import PRESETS
+from thinpipe.config.families import PRESETS
 from thinpipe.config.run import ParallelismConfig, RunConfig
 from thinpipe.models import build, materialise
 from thinpipe.pipeline.stage_module import token_losses

@@ -5,8 +5,7 @@ import tomllib
 from pathlib import Path
 
 from thinpipe.config.commands import GenerateConfig, ReportConfig
-from thinpipe.config.families import read_model
-from thinpipe.config.model_presets import PRESETS
+from thinpipe.config.families import PRESETS, read_model
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from thinpipe.config.boundary import BoundaryConfig
+from thinpipe.config.families import PRESETS
 from thinpipe.config.link import LinkConfig
 from thinpipe.config.model import ExecutionConfig, ModelConfig, ProjectionConfig, SubspaceConfig
-from thinpipe.config.model_presets import PRESETS
 from thinpipe.core.errors import UserError
 
 

@@ -6,10 +6,10 @@ Names that need torch are imported lazily, so that importing the configurations 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from thinpipe.config.families import PRESETS
 from thinpipe.config.families.gpt2 import GPT2Config
 from thinpipe.config.families.llama import LlamaConfig
 from thinpipe.config.model import ExecutionConfig, ModelConfig, RopeScaling, SubspaceConfig
-from thinpipe.config.model_presets import PRESETS
 
 if TYPE_CHECKING:
     from thinpipe.models.init_weights import materialise

@@ -3,9 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from thinpipe.config.families import read_model
+from thinpipe.config.families import PRESETS, read_model
 from thinpipe.config.model import ModelConfig
-from thinpipe.config.model_presets import PRESETS
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folders

@@ -15,6 +15,10 @@ FAMILIES: dict[str, type[ModelConfig]] = {
     "llama": LlamaConfig,
     "gpt2": GPT2Config,
 }
+PRESETS: dict[str, ModelConfig] = {
+    name: preset for config in FAMILIES.values() for name, preset in config.presets().items()
+}
+"""Model configurations by name, such as "llama-tiny", which trains on a laptop's CPU."""
 
 
 class _ManifestModel(msgspec.Struct):
@@ -37,5 +41,5 @@ def read_model(manifest: Path) -> ModelConfig:
     try:
         described = msgspec.json.decode(manifest.read_bytes(), type=_ManifestModel)
         return model_of_manifest(described.family, described.model, where=str(manifest))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{manifest} describes no model that this thinpipe knows: {error}") from None
