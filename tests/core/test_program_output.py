@@ -27,7 +27,10 @@ def test_the_file_does_not_grow_without_end(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_file_that_cannot_be_written_disturbs_nobody(tmp_path, capsys):
+def test_a_file_that_cannot_be_written_disturbs_nobody(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        logging.getLogger("thinpipe"), "handlers", []
+    )  # commands of other tests show warnings on stderr
     (tmp_path / "hub.log").mkdir()
     with log_to_file(tmp_path / "hub.log"):
         LOG.warning("lost")

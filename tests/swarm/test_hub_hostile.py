@@ -38,6 +38,7 @@ from thinpipe.swarm.protocol.messages import (
     TokensRequest,
 )
 from thinpipe.swarm.protocol.probe import Probe
+from thinpipe.swarm.protocol.reduction import ReduceReply, ReduceRequest
 from thinpipe.swarm.protocol.status import Status
 from thinpipe.transport.nats.activity import Heartbeat
 from thinpipe.transport.nats.store_messages import StoreReply, StoreRequest
@@ -100,6 +101,15 @@ def seeds_for(running):
             {"what": "get", "keys": ["none"], "wait_seconds": -inf},
             {"what": "add", "keys": ["a"], "amount": 1 << 63},
         ),
+        "reduce": packed(
+            ReduceRequest(generation=1, round_number=1, op="sum", values=b"\0" * 16),
+            ReduceRequest(generation=1, round_number=1, op="max", values=b"\xff" * 8),
+            ReduceRequest(generation=1, round_number=1 << 62, op="sum", values=b""),
+            ReduceRequest(generation=-1, round_number=1, op="sum", values=b"\0" * 8),
+            ReduceRequest(generation=1, round_number=1, op="sum", values=b"\0" * 7),
+            ReduceRequest(generation=1, round_number=1, op="sum", values=b"\0" * (8 << 17)),
+            {"generation": 1, "round_number": 1, "op": "mean", "values": b""},
+        ),
         "read_file": packed(
             StatFile(name=name),
             ReadChunk(name=name, offset=0, nbytes=9),
@@ -135,6 +145,7 @@ def seeds_for(running):
 EXPECTED = {
     "status": Status,
     "store": StoreReply,
+    "reduce": ReduceReply,
     "read_file": ReadReply,
     "write_file": WriteReply,
     "checkpoint": AnnouncementReply,

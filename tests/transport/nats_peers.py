@@ -81,7 +81,7 @@ async def watch_heartbeats(client, heartbeats):
 
     await serve(client, "heartbeat", heard)
     while True:
-        for name in heartbeats.newly_timed_out(time.monotonic()):
+        for name, _seconds in heartbeats.newly_timed_out(time.monotonic()):
             await client.publish("bcast.lost", name.encode())
         await asyncio.sleep(0.2)
 
