@@ -13,7 +13,7 @@ import torch.distributed as dist
 from thinpipe.checkpoint import CheckpointFolder
 from thinpipe.checkpoint.distributed import is_leader, latest_common_checkpoint
 from thinpipe.config.link import LinkConfig
-from thinpipe.core.errors import UserError
+from thinpipe.core.errors import OtherProcessError, UserError
 from thinpipe.transport.collectives import StarCollectives
 from thinpipe.transport.gloo_group import open_group
 
@@ -25,8 +25,13 @@ def main():
     def outcome(action):
         try:
             return action()
-        except UserError as error:
-            return f"UserError: {error}"
+        except (UserError, OtherProcessError) as error:
+            cause = error.__cause__
+            return {
+                "kind": type(error).__name__,
+                "text": str(error),
+                "errno": cause.errno if isinstance(cause, OSError) else None,
+            }
 
     def agreed_step():
         checkpoint, problems = latest_common_checkpoint(

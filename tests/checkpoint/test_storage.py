@@ -91,6 +91,38 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, file, damage):
     assert str(damaged) in problems[0]
 
 
+def not_utf8(path):
+    path.write_bytes(path.read_bytes().replace(b"llama", b"ll\xffma"))
+
+
+def nested_too_deeply(path):
+    path.write_bytes(path.read_bytes().replace(b'"model": {}', b'"model": {"a": ' + b"[" * 10**5 + b"]" * 10**5 + b"}"))
+
+
+def a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def input_output_error(path):
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # reading it fails with EIO
+
+
+@pytest.mark.parametrize("damage", [not_utf8, nested_too_deeply, a_folder, input_output_error])
+def test_a_checkpoint_whose_manifest_cannot_be_read_is_passed_over(tmp_path, damage):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(manifest(1), layers(1))
+    damaged = folder.save(manifest(2), layers(2)).path / "manifest.json"
+    whole = damaged.read_bytes()
+    damage(damaged)
+    assert damaged.is_dir() or damaged.is_symlink() or damaged.read_bytes() != whole
+    checkpoint, problems = folder.newest_complete(layers=())  # as a trainer looks for the model's settings
+    assert checkpoint.manifest.step == 1
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{damaged} cannot be read: ")
+
+
 def test_every_changed_byte_of_a_manifest_is_noticed(tmp_path):
     path = CheckpointFolder(tmp_path).save(manifest(1), layers(1)).path
     whole = (path / "manifest.json").read_bytes()

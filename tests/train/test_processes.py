@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.programs import PATIENCE, files_of, steps_of
@@ -204,9 +205,30 @@ def test_machines_that_share_no_folder_keep_their_own_layers(run_config):
     shutil.copytree(folders[1] / "step-00000012", folders[0] / "step-00000012", dirs_exist_ok=True)
     assert files_of(configs[0], 12) == files_of(alone, 12)
     shutil.rmtree(folders[1])
-    (code, printed), _ = map(finish, start_hosts(configs))
-    assert code == 2
-    assert "process 1 has no whole checkpoint" in printed
+    (other, others_text), (own, own_text) = map(finish, start_hosts(configs))
+    assert (other, own) == (1, 2)
+    assert "process 1 has no whole checkpoint" in others_text
+    assert "process 1 has no whole checkpoint" in own_text
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_the_launcher_prints_the_error_of_the_process_that_has_the_problem(run_config, damaged):
+    """Every process reports the same problem at the same moment, only one of them as its own."""
+    config = placed(run_config, 2, "damaged")
+    code, printed = finish(start(config))
+    assert code == 0, printed
+    for checkpoint in (config.job.dump_folder / "checkpoints").iterdir():
+        (checkpoint / ("first.safetensors", "last.safetensors")[damaged]).write_bytes(b"")
+    code, printed = finish(start(config))
+    last = printed[printed.rindex("thinpipe: process") :]
+    assert code == 2, printed
+    assert last.startswith(f"thinpipe: process {damaged}, stage {damaged}, step 1: process {damaged} has no whole"), (
+        last
+    )
+    reports = sorted((config.job.dump_folder / "processes").glob("error-*.json"))
+    assert [msgspec.json.decode(path.read_bytes())["in_other_process"] for path in reports] == [
+        rank != damaged for rank in range(2)
+    ]
 
 
 def test_other_settings_in_one_process_are_named(run_config):

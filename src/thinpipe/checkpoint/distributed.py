@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest
 from thinpipe.checkpoint.storage import FileEntry
-from thinpipe.core.errors import UserError
+from thinpipe.core.errors import OtherProcessError, UserError
 from thinpipe.core.run_folder import step_folder
 from thinpipe.transport.collectives import Collectives
 
@@ -101,22 +101,26 @@ def _not_finite(layers: Mapping[str, Mapping[str, Tensor]]) -> str:
 
 def is_leader(folder: Path, collectives: Collectives) -> bool:
     """Elects one leader process per folder, shared or not: the first to create a marker file there. Collective call.
-    Raises UserError in every process if one of them cannot write to its folder."""
+    If a process cannot write to its folder, raises UserError with the OSError as its cause in that process, and
+    OtherProcessError in the others."""
     marker = folder / f".leader-{collectives.broadcast_bytes(secrets.token_hex(8).encode()).decode()}"
-    first, problem = False, ""
+    first = False
+    own: OSError | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
         first = True
     except FileExistsError as error:
-        problem = "" if folder.is_dir() else str(error)
+        own = None if folder.is_dir() else error
     except OSError as error:
-        problem = str(error)
-    problem = _first_problem(problem, collectives)  # barrier: all have tried to create the marker
+        own = error
+    problem = _first_problem(str(own or ""), collectives)  # barrier: all have tried to create the marker
     if first:
         marker.unlink()
+    if own is not None:
+        raise UserError(f"checkpoints cannot be saved: {own}") from own
     if problem:
-        raise UserError(f"checkpoints cannot be saved: {problem}")
+        raise OtherProcessError(f"checkpoints cannot be saved: {problem}")
     return first
 
 
@@ -139,8 +143,9 @@ def latest_common_checkpoint(
     """Newest checkpoint of which every process has its layers intact, and the problems found with newer ones.
 
     Returns None if no process has a checkpoint. Collective call: the processes agree on the outcome in rounds, each
-    limited to the lowest step of the round before. Raises UserError in every process if only some processes have a
-    checkpoint, if a folder cannot be read, or if the checkpoints come from different runs.
+    limited to the lowest step of the round before. If a process cannot read its folder, or has no checkpoint while
+    others have one, raises UserError in that process (with the OSError, if any, as its cause) and OtherProcessError in
+    the others. Raises UserError in every process if the checkpoints come from different runs.
     """
     newest, problems, error = _newest_complete(folder, layers, optional_layers, None)
     while True:
@@ -149,13 +154,16 @@ def latest_common_checkpoint(
         candidates = [msgspec.json.decode(announced, type=_Candidate) for announced in gathered]
         steps = [other.step for other in candidates]
         lowest, highest = min(steps), max(steps)
+        if error is not None:
+            raise UserError(f"process {collectives.rank} cannot read its checkpoints: {error}") from error
         for rank, other in enumerate(candidates):
             if other.error:
-                raise UserError(f"process {rank} cannot read its checkpoints: {other.error}")
+                raise OtherProcessError(f"process {rank} cannot read its checkpoints: {other.error}")
         if highest < 0:
             return None, problems
         if lowest < 0:
-            raise UserError(_some_have_none(candidates, highest))
+            text = _some_have_none(candidates, highest)
+            raise UserError(text) if newest is None else OtherProcessError(text)
         if lowest == highest:
             break
         if candidate.step > lowest:
@@ -173,17 +181,17 @@ def latest_common_checkpoint(
 
 def _newest_complete(
     folder: CheckpointFolder, layers: list[str], optional_layers: Collection[str], below: int | None
-) -> tuple[Checkpoint | None, list[str], str]:
-    """As `CheckpointFolder.newest_complete`, with the text of an OSError instead of the exception."""
+) -> tuple[Checkpoint | None, list[str], OSError | None]:
+    """As `CheckpointFolder.newest_complete`, but returns an OSError instead of raising it."""
     try:
-        return *folder.newest_complete(layers, optional_layers=optional_layers, below=below), ""
+        return *folder.newest_complete(layers, optional_layers=optional_layers, below=below), None
     except OSError as error:
-        return None, [], str(error)
+        return None, [], error
 
 
-def _candidate(newest: Checkpoint | None, problems: list[str], error: str) -> _Candidate:
+def _candidate(newest: Checkpoint | None, problems: list[str], error: OSError | None) -> _Candidate:
     if newest is None:
-        return _Candidate(step=-1, problems=problems, error=error)
+        return _Candidate(step=-1, problems=problems, error=str(error or ""))
     files_sha256 = hashlib.sha256(msgspec.json.encode(newest.manifest.files)).hexdigest()
     return _Candidate(step=newest.manifest.step, files_sha256=files_sha256, problems=problems)
 

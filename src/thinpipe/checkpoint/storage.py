@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from thinpipe.core.decode_errors import DECODE_ERRORS
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import file_sha256, sync_file, sync_folder, write_atomically
 from thinpipe.core.run_folder import MANIFEST, step_folder, step_folders
@@ -234,7 +235,7 @@ def _read_manifest(path: Path) -> Manifest:
         return msgspec.json.decode(data, type=Manifest)
     except FileNotFoundError:
         raise UserError(f"{path} is no checkpoint: it has no {MANIFEST}") from None
-    except msgspec.DecodeError as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise UserError(f"{path / MANIFEST} cannot be read: {error}") from None
 
 

@@ -1,4 +1,5 @@
-"""Errors that a user can fix. The message names the place of the error and says what to do instead."""
+"""Errors that a user can fix, and their counterpart in the other processes of the run. The message of a UserError names
+the place of the error and says what to do instead."""
 
 
 class UserError(Exception):
@@ -7,6 +8,11 @@ class UserError(Exception):
 
     Not a ValueError: tyro, the command-line parser, would catch that and print a message of its own.
     """
+
+
+class OtherProcessError(ConnectionError):
+    """Another process of the run has a problem and raises it itself; the message names that process. A ConnectionError,
+    because this process can continue without the other one: a peer of a hub's run joins the next generation."""
 
 
 class DataError(UserError):

@@ -13,3 +13,5 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
     """Message for the user."""
     user_error: bool
     """True for wrong settings or input (exit code 2), False for any other failure (exit code 1)."""
+    in_other_process: bool = False
+    """True if another process of the run has the problem and reports it too."""

@@ -170,8 +170,8 @@ def _watch(workers: list[Worker]) -> int:
 def _explain(workers: list[Worker], first: Worker) -> int:
     """Prints why the run failed and returns the exit code.
 
-    The cause is a worker killed by a signal, else the oldest error file. Without either, the workers have printed their
-    own errors.
+    The cause is a worker killed by a signal, else the oldest error file, where a report about another process counts
+    only if that process has written none. Without either, the workers have printed their own errors.
     """
     killed = next(
         (w for w in workers if (code := w.process.poll()) is not None and code < 0 and not w.error_file.exists()),
@@ -183,11 +183,14 @@ def _explain(workers: list[Worker], first: Worker) -> int:
         place = f"process {workers.index(killed)}"
         print(f"thinpipe: {place} was ended by {name}{hint}. Run the same command again to resume", file=sys.stderr)
         return 1
-    written = [worker for worker in workers if worker.error_file.exists()]
-    if not written:
+    reports = [(worker, _read_report(worker)) for worker in workers if worker.error_file.exists()]
+    if not reports:
         return first.process.returncode or 1
-    origin = min(written, key=lambda worker: worker.error_file.stat().st_mtime_ns)
-    report = msgspec.json.decode(origin.error_file.read_bytes(), type=ErrorReport)
+    origin, report = min(reports, key=lambda pair: (pair[1].in_other_process, pair[0].error_file.stat().st_mtime_ns))
     more = f" (full output of the process: {origin.log})" if origin.log and not report.user_error else ""
     print(f"thinpipe: {report.text}{more}", file=sys.stderr)
     return 2 if report.user_error else 1
+
+
+def _read_report(worker: Worker) -> ErrorReport:
+    return msgspec.json.decode(worker.error_file.read_bytes(), type=ErrorReport)

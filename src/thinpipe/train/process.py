@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
-from thinpipe.core.errors import UserError
+from thinpipe.core.errors import OtherProcessError, UserError
+from thinpipe.core.files import write_atomically
 from thinpipe.train.error_file import ERROR_FILE_VARIABLE, ErrorReport
 from thinpipe.train.trainer import Trainer
 from thinpipe.transport.gloo_group import open_group
@@ -75,9 +76,13 @@ def _report_error(error: Exception, trainer: Trainer | None) -> None:
     if trainer is not None:
         stages = trainer.engine.placement.processes[trainer.collectives.rank]
         place += f", stage {' and '.join(map(str, stages))}, step {trainer.finished_steps + 1}"
-    report = ErrorReport(text=f"{place}: {_in_words(error)}", user_error=isinstance(error, UserError))
+    report = ErrorReport(
+        text=f"{place}: {_in_words(error)}",
+        user_error=isinstance(error, UserError),
+        in_other_process=isinstance(error, OtherProcessError),
+    )
     if ERROR_FILE_VARIABLE in os.environ:
-        Path(os.environ[ERROR_FILE_VARIABLE]).write_bytes(msgspec.json.encode(report))
+        write_atomically(Path(os.environ[ERROR_FILE_VARIABLE]), msgspec.json.encode(report))
     else:
         print(f"thinpipe: {report.text}", file=sys.stderr)
 

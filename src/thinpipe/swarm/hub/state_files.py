@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from thinpipe.core.decode_errors import DECODE_ERRORS
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
-from thinpipe.swarm.protocol.decoding import DECODE_ERRORS
 
 
 class GenerationFile:

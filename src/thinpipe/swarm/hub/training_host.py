@@ -17,6 +17,7 @@ from thinpipe.checkpoint.state import versions
 from thinpipe.checkpoint.storage import is_layer_file, layer_of
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
+from thinpipe.core.decode_errors import DECODE_ERRORS
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, EventLog, RolledBack, SaveFailed, Step, Stopped
 from thinpipe.core.files import write_atomically
@@ -45,7 +46,6 @@ from thinpipe.swarm.hub.membership import Generation
 from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart
 from thinpipe.swarm.hub.run_settings import refuse_large_batches, reject_unused_settings, settings_for_peers
 from thinpipe.swarm.hub.services.files import ExpectedFile
-from thinpipe.swarm.protocol.decoding import DECODE_ERRORS
 from thinpipe.swarm.protocol.messages import AnnouncementReply, Measure, RestoreFiles
 from thinpipe.train.console import Display
 from thinpipe.train.data_loading import LocalTokens, token_dtype, tokenizer_sha256

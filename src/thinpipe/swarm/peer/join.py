@@ -34,7 +34,6 @@ from thinpipe.swarm.peer.file_transfer import push
 from thinpipe.swarm.peer.identity import Identity, accept_invite, load_identity
 from thinpipe.swarm.peer.machine_probe import measure_machine
 from thinpipe.swarm.peer.remote_run import RemoteRun
-from thinpipe.swarm.peer.request_pipeline import FileTransferError
 from thinpipe.swarm.peer.standby import LINK_SHARE, StandbyMirror
 from thinpipe.swarm.protocol.decoding import sanitize
 from thinpipe.swarm.protocol.invite import Invite
@@ -331,17 +330,18 @@ class PeerProcess:
 
     @contextmanager
     def _local_disk_errors(self) -> Iterator[None]:
-        """Turns errors of the local disk into DiskFullError or UserError; connection errors pass."""
+        """Turns errors of the local disk, also as the cause of a UserError, into DiskFullError or UserError; connection
+        errors pass."""
         try:
             yield
         except (ConnectionError, TimeoutError):
             raise
-        except (OSError, FileTransferError) as error:
+        except (OSError, UserError) as error:
             if is_disk_full(error):
                 raise DiskFullError(
                     f"this machine left generation {self.generation}, because the disk of {self.folder} is full"
                 ) from error
-            if isinstance(error, FileTransferError):
+            if isinstance(error, UserError):
                 raise
             raise UserError(
                 f"this machine cannot continue ({error}): fix this, then run `thinpipe join {self.folder}`"

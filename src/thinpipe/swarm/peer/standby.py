@@ -15,12 +15,13 @@ import msgspec
 
 from thinpipe.checkpoint import Manifest
 from thinpipe.checkpoint.storage import FileEntry
+from thinpipe.core.decode_errors import DECODE_ERRORS
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
 from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
 from thinpipe.swarm.peer.file_transfer import fetch
 from thinpipe.swarm.peer.request_pipeline import RateLimiter
-from thinpipe.swarm.protocol.decoding import DECODE_ERRORS, sanitize
+from thinpipe.swarm.protocol.decoding import sanitize
 from thinpipe.swarm.protocol.file_messages import MAX_CHUNK_NBYTES, is_safe_path
 from thinpipe.swarm.protocol.partial_file import PartialFile
 from thinpipe.transport.nats.connection import HubConnection

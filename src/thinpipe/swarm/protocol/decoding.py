@@ -4,11 +4,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from thinpipe.core.decode_errors import DECODE_ERRORS
+
 Kind = TypeVar("Kind")
 Decoder = msgspec.msgpack.Decoder[Kind] | msgspec.json.Decoder[Kind]
-
-DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Exceptions of msgspec decoders: wrong type or malformed data, invalid UTF-8, too deeply nested lists."""
 
 
 def decode_or_none(decoder: "Decoder[Kind]", data: bytes) -> Kind | None:

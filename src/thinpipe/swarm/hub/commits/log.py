@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
+from thinpipe.core.decode_errors import DECODE_ERRORS
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import sync_folder
 from thinpipe.swarm.hub.commits.history import Commit, CommitHistory
-from thinpipe.swarm.protocol.decoding import DECODE_ERRORS
 
 COMMIT_LOG_FILE = "commits.jsonl"
 _DECODER = msgspec.json.Decoder(Commit)

@@ -11,6 +11,7 @@ import msgspec
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest
 from thinpipe.checkpoint.storage import FORMAT_VERSION
+from thinpipe.core.decode_errors import DECODE_ERRORS
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
 from thinpipe.core.run_folder import step_folder
@@ -18,7 +19,6 @@ from thinpipe.swarm.hub.commits.history import Commit, CommitHistory, CommitStat
 from thinpipe.swarm.hub.commits.ledger import CommitLedger
 from thinpipe.swarm.hub.commits.log import COMMIT_LOG_FILE, CommitLog
 from thinpipe.swarm.hub.commits.lost_files import restore_manifest
-from thinpipe.swarm.protocol.decoding import DECODE_ERRORS
 from thinpipe.swarm.protocol.names import HUB
 
 NEWEST_MANIFEST_FILE = "newest_manifest.json"
