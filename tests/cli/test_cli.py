@@ -2,11 +2,14 @@
 
 import importlib
 import inspect
+import io
 import logging
+import os
 import subprocess
 import sys
 import time
 import typing
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 
 import pytest
@@ -144,6 +147,32 @@ def test_a_warning_is_one_line_without_a_traceback(capsys):
     for _ in range(2):  # the handler is added once
         assert cli.main(["echo", "--text", "warn"]) == 0
         assert capsys.readouterr().err == "thinpipe: could not write metrics: OSError: disk full at last\n"
+
+
+def broken_pipe():
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w")
+
+
+def closed_file():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.usefixtures("echo_verbs")
+@pytest.mark.parametrize("make_stderr", [broken_pipe, closed_file])
+def test_a_warning_that_cannot_be_shown_does_not_stop_the_command(monkeypatch, make_stderr):
+    stderr = make_stderr()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", stderr)
+        with pytest.raises((OSError, ValueError)):
+            print("nobody reads this", file=sys.stderr, flush=True)
+        code = cli.main(["echo", "--text", "warn"])
+    with suppress(OSError):  # what was not written is flushed again
+        stderr.close()
+    assert code == 0
 
 
 @pytest.mark.usefixtures("echo_verbs")

@@ -1,12 +1,15 @@
 """`thinpipe train` in several processes: the same run as in one, however it is placed, stopped or broken."""
 
 import contextlib
+import logging
 import os
+import queue
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +27,8 @@ from thinpipe.config.run import CheckpointConfig, ParallelismConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Stopped, read_events
+from thinpipe.train import process as process_module
+from thinpipe.train.error_file import ERROR_FILE_VARIABLE
 from thinpipe.train.trainer import Trainer
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -229,6 +234,33 @@ def test_the_launcher_prints_the_error_of_the_process_that_has_the_problem(run_c
     assert [msgspec.json.decode(path.read_bytes())["in_other_process"] for path in reports] == [
         rank != damaged for rank in range(2)
     ]
+
+
+def test_a_process_stops_without_its_launcher_also_when_nobody_reads_its_warnings(monkeypatch):
+    """The warning waits for the signal here, as it would wait for a reader of a full pipe."""
+    stopped, seen = threading.Event(), queue.Queue()
+
+    class FullPipe(logging.Handler):
+        def emit(self, record):  # noqa: ARG002
+            seen.put(stopped.wait(PATIENCE / 10))
+
+    reader, writer = os.pipe()
+    os.close(writer)
+    stdin, logger, handler = os.dup(0), logging.getLogger("thinpipe"), FullPipe()
+    previous = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    monkeypatch.setenv(ERROR_FILE_VARIABLE, "error.json")
+    os.dup2(reader, 0)
+    logger.addHandler(handler)
+    try:
+        process_module._stop_without_launcher()
+        assert stopped.wait(PATIENCE)
+        assert seen.get(timeout=PATIENCE), "the signal came before the warning"
+    finally:
+        logger.removeHandler(handler)
+        os.dup2(stdin, 0)
+        signal.signal(signal.SIGTERM, previous)
+        os.close(stdin)
+        os.close(reader)
 
 
 def test_other_settings_in_one_process_are_named(run_config):

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Union
 
 import tyro
@@ -54,7 +55,8 @@ class _OneLine(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         text = record.getMessage() if error is None else f"{record.getMessage()}: {type(error).__name__}: {error}"
-        print(f"thinpipe: {' '.join(text.split())}", file=sys.stderr, flush=True)
+        with suppress(OSError, ValueError):  # stderr is broken or closed: the code that logs goes on
+            print(f"thinpipe: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
 
 def show_warnings() -> None:

@@ -60,8 +60,8 @@ def _stop_without_launcher() -> None:
 
     def wait() -> None:
         os.read(0, 1)
+        os.kill(os.getpid(), signal.SIGTERM)  # before the warning: nobody may read stderr any more
         _LOG.warning("the launcher has ended: saving a checkpoint and stopping")
-        os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=wait, name="waits for the launcher", daemon=True).start()
 
