@@ -394,7 +394,8 @@ def test_settings_saved_with_the_run_load_to_the_same(run_config):
 
 def test_a_fixed_basis_never_moves(run_config):
     config = replace(run_config, basis=BasisConfig(interval=0))
-    trainer, first = (trainer := Trainer(config)), trainer.engine.model.space.basis.hash
+    trainer = Trainer(config)
+    first = trainer.engine.model.space.basis.hash
     trainer.train()
     assert trainer.engine.model.space.basis.hash == first
     assert events(config, BasisChanged) == []
