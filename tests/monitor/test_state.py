@@ -121,6 +121,13 @@ def test_who_leaves_a_finished_run_is_not_missed():
     assert (snapshot.state, snapshot.stages[0].is_connected, snapshot.eta_s) == ("finished", True, None)
 
 
+def test_a_peer_lost_after_the_last_step_does_not_make_a_finished_run_recover():
+    lost = GenerationEnded(generation=1, step=100, peer="anna", cause="disconnected", reason="anna was lost")
+    end = [step(100), Stopped(step=100, reason="finished"), lost]
+    snapshot = snapshot_of("r", [GenerationStarted(generation=1, step=0, peers=peers("anna")), started(), *end])
+    assert snapshot.state == "finished"
+
+
 def test_a_stopped_run_goes_on():
     stopped = [started(), step(1), Stopped(step=1, reason="signal")]
     assert snapshot_of("r", stopped).state == "stopped: signal"

@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+import thinpipe
 from tests.programs import PATIENCE
 from tests.swarm.brokers import dialled
 from tests.swarm.commits import wait_until
@@ -274,6 +275,17 @@ def test_who_comes_back_with_other_numerics_is_refused_before_anything_begins(ru
             assert answer.text.startswith(text)
         assert not running.hub.membership.present
         assert ask_next(connection, running).generation == 1
+
+
+def test_a_peer_that_speaks_another_version_of_the_protocol_is_told_which_to_install(run_config):
+    with running_hub(run_config, ("p0",)) as running, running.connection("p0") as connection:
+        known = msgspec.msgpack.decode(next_request(running))
+        newer, older = known | {"of_a_later_version": 1}, {"incarnation": "a"}
+        for request in packed(newer, older):
+            answer = msgspec.msgpack.decode(connection.request("next", request, seconds=PATIENCE), type=Answer)
+            assert isinstance(answer, Refused)
+            assert answer.text.endswith(f"install the hub's version of thinpipe, {thinpipe.__version__}")
+        assert not running.hub.membership.present
 
 
 def test_all_hear_that_the_run_stops_however_late_they_begin_to_listen(run_config):

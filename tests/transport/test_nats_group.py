@@ -152,7 +152,9 @@ def test_processes_meet_in_the_hubs_store(running):
 def test_the_hubs_store_refuses_what_is_too_much_and_the_writer_learns_of_it(running):
     with open_groups(running, NAMES[:1]) as (group,), hub_services(running):
         store, too_long = NatsStore(group.connection, timedelta(seconds=300)), b"x" * (MAX_VALUE_NBYTES + 1)
-        with pytest.raises(dist.DistStoreError, match=rf"refused 'long' with {len(too_long)} bytes"):
+        with pytest.raises(
+            dist.DistStoreError, match=rf"refused 'long' with {len(too_long)} bytes: the value is too long"
+        ):
             store.set("long", too_long)
         with pytest.raises(dist.DistStoreError, match="refused 'long'"):
             store.compare_set("long", "", too_long)

@@ -185,6 +185,10 @@ class GenerationStarted(Event, frozen=True, kw_only=True, tag="generation_starte
     """Slowest part of the pipeline according to the measurements, in words."""
 
 
+RUN_ENDING_CAUSES = ("finished", "not_finite", "stopped")
+"""Causes of `GenerationEnded` after which the hub forms no further generation."""
+
+
 class GenerationEnded(Event, frozen=True, kw_only=True, tag="generation_ended"):
     """A generation of a hub's run ended: its peers stop computing, and the hub forms the next generation."""
 
@@ -194,7 +198,9 @@ class GenerationEnded(Event, frozen=True, kw_only=True, tag="generation_ended"):
     of the newest commit. `GenerationStarted.step` is the step from which it does."""
     cause: str
     """A cause of `PeerLeft`, if a peer of the generation left; otherwise failed (a peer reported an error), deadlock,
-    rebalance (standbys can take part), not_saved, not_finite, stopped (by the hub's owner) or finished."""
+    rebalance (standbys can take part), not_saved, not_finite, stopped (while the hub's owner stopped the run, whatever
+    the reason) or finished. Cause accused is the word of a single peer, which `reason` names: the accused peer is
+    removed only if enough peers agree, and then a `PeerLeft` with cause accused says so."""
     peer: str = ""
     """Peer that caused the end; empty if no single peer did."""
     reason: str
@@ -203,7 +209,7 @@ class GenerationEnded(Event, frozen=True, kw_only=True, tag="generation_ended"):
     @property
     def interrupts(self) -> bool:
         """False if the run ends with the generation: it is finished, has diverged or was stopped by the hub's owner."""
-        return self.cause not in ("finished", "not_finite", "stopped")
+        return self.cause not in RUN_ENDING_CAUSES
 
 
 class PeerJoined(Event, frozen=True, kw_only=True, tag="peer_joined"):
@@ -280,7 +286,11 @@ class EventLog:
 
     def write(self, event: AnyEvent) -> None:
         """Appends one event. Raises OSError when the disk is full; the next event then starts on a new line."""
-        line = (b"\n" if self._has_partial_line else b"") + msgspec.json.encode(event) + b"\n"
+        self.write_line(msgspec.json.encode(event))
+
+    def write_line(self, encoded: bytes) -> None:
+        """Like `write`, for an event that is already encoded as JSON."""
+        line = (b"\n" if self._has_partial_line else b"") + encoded + b"\n"
         self._has_partial_line = True
         if self._file.write(line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

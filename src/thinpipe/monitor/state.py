@@ -59,7 +59,7 @@ class RunState:
                 self._present[event.peer] = None
             case PeerLeft() if self.state != "finished":  # peers that leave a finished run are not lost
                 self._present.pop(event.peer, None)
-            case GenerationEnded() if event.interrupts:
+            case GenerationEnded() if event.interrupts and self.state != "finished":
                 self._interrupted_by, self.state = event, "recovering"
             case Validated():
                 if event.loss is not None:

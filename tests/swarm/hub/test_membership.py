@@ -110,6 +110,8 @@ def test_a_generation_is_over_when_one_of_its_peers_is_gone_asks_again_or_was_st
         ({"stop_reason": "signal"}, "left", "b"),
         ({"error": "its memory is full"}, "failed", "a"),
         ({"error": "bad", "accusation": Accusation(name="b", step=3, what="bad")}, "accused", "b"),
+        ({"accusation": Accusation(name="c", step=3, what="bad")}, "failed", "a"),
+        ({"error": "c is bad", "accusation": Accusation(name="c", step=3, what="bad")}, "failed", "a"),
     ],
 )
 def test_the_end_of_a_generation_names_the_peer_that_caused_it(fields, cause, peer):

@@ -9,12 +9,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.event_text import format_event
 from thinpipe.core.events import (
+    RUN_ENDING_CAUSES,
     GenerationEnded,
     GenerationStarted,
     HubEvent,
@@ -251,8 +253,7 @@ class Generations:
             self.repair.verify_once_more()
             raise
         self.stall_detector.begin(generation.number, generation.shares, time.monotonic())
-        await self.reductions.begin(generation.number, generation.names)
-        self.record(
+        self.record(  # before an await, in which the generation may end: its start is logged before its end
             GenerationStarted(
                 generation=generation.number,
                 step=self._committed,
@@ -260,6 +261,7 @@ class Generations:
                 bottleneck=generation.partition.bottleneck,
             )
         )
+        await self.reductions.begin(generation.number, generation.names)
         await self.notify()
 
     def _forecast(self, generation: Generation) -> GenerationForecast:
@@ -358,6 +360,8 @@ class Generations:
         """Ends the current generation in event log and services, and informs its peers."""
         if self.stop_requested and end.cause == "left":
             end = GenerationEnd("stopped", "the hub's owner stopped the run")
+        elif self.stop_requested and end.cause not in RUN_ENDING_CAUSES:
+            end = replace(end, cause="stopped")  # no generation follows
         number, reason = self.membership.last_generation, sanitize(end.reason)  # before an await: the next may begin
         self._last_end = end
         self.repair.require_verification()

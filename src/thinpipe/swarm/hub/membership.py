@@ -167,13 +167,15 @@ class Membership:
 
     def _end_by_request(self, name: str, request: NextRequest, generation: Generation) -> GenerationEnd:
         """Why the generation ended, according to its first peer that asks for something to do."""
-        if request.accusation is not None:
-            accused, step = request.accusation.name, request.accusation.step
+        accusation = request.accusation
+        if accusation is not None and accusation.name in generation.names:
+            accused, step = accusation.name, accusation.step
             return GenerationEnd(
                 "accused", f"{name} reports that {accused} sent bad values twice in step {step}", accused
             )
-        if request.error:
-            return GenerationEnd("failed", f"{name} stopped ({request.error})", name)
+        if request.error or accusation is not None:
+            error = request.error or "it accuses a peer that does not take part in the generation"
+            return GenerationEnd("failed", f"{name} stopped ({error})", name)
         if request.stop_reason in _STOP_REASONS:
             return GenerationEnd(request.stop_reason, _STOP_REASONS[request.stop_reason])
         leaving = [other for other in generation.names if other in self._peers and self._peers[other].leaving]

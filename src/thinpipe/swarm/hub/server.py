@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 from nats.errors import Error as NatsError
 
+import thinpipe
 from thinpipe.core.errors import UserError
 from thinpipe.swarm.broker.broker import Broker, BrokerError
 from thinpipe.swarm.hub.admission import Admission
@@ -57,6 +58,11 @@ _SHUTDOWN_GRACE_SECONDS = 15.0
 """Seconds after the end of the run in which peers can learn of it before the hub exits."""
 _MAX_LINE_CHARACTERS = 5000
 """Maximum length of a line printed for the hub's owner."""
+_OTHER_PROTOCOL = (
+    "the hub cannot read the requests of this machine, whose thinpipe has another version of the protocol: install the "
+    f"hub's version of thinpipe, {thinpipe.__version__}"
+)
+"""Refusal of a `NextRequest` that cannot be decoded."""
 
 _LOG = logging.getLogger(__name__)
 Request = TypeVar("Request", bound=msgspec.Struct)
@@ -172,8 +178,10 @@ class Hub:
     async def _next(self, peer: str, data: bytes) -> bytes | None:
         """Handles `NextRequest`: a long poll that returns what the peer does next."""
         request = _decode(data, NextRequest)
-        if request is None or peer not in self.broker.peers:
+        if peer not in self.broker.peers:
             return None
+        if request is None:
+            return _encode(Refused(text=_OTHER_PROTOCOL))
         if mismatch := self.admission.numerics_mismatch(request.numerics):
             return _encode(Refused(text=mismatch))
         if peer in self.generations.expelling:
@@ -206,6 +214,8 @@ class Hub:
                 f"the key of {accused.name} could not be removed, so it can join again: remove it with "
                 f"`thinpipe kick` ({error})"
             )
+        finally:
+            self.generations.expelling.discard(accused.name)
 
     async def _ready(self, peer: str, data: bytes) -> bytes | None:
         """Compares what the peer has loaded with what the hub has; removes the peer from the generation if it
@@ -300,21 +310,23 @@ class Hub:
         if name not in self.membership.present:  # else `remove` prints it
             self._print(reason)
         self.generations.expelling.add(name)
-        await self.generations.remove(name, "kicked", reason)
-        await self._expel(name, "the hub's owner removed this machine from the run: ask for a new invite to join again")
-
-    async def _expel(self, name: str, notice: str) -> None:
-        """Removes a peer, which has left membership and is in `expelling`, for good. The peer is sent `notice` before
-        its key is removed, which cuts its connection; no generation begins with the peer meanwhile."""
         try:
-            await self._publish(f"m.{name}.{HUB}.note", notice.encode())
-            try:
-                await self._client.flush(timeout=5)
-            except NatsError as error:
-                _LOG.warning("%s may not have received why it was removed: %s", name, error)
-            await asyncio.to_thread(self.broker.remove_peer, name)
+            await self.generations.remove(name, "kicked", reason)
+            notice = "the hub's owner removed this machine from the run: ask for a new invite to join again"
+            await self._expel(name, notice)
         finally:
             self.generations.expelling.discard(name)
+
+    async def _expel(self, name: str, notice: str) -> None:
+        """Removes a peer, which has left membership, for good. The peer is sent `notice` before its key is removed,
+        which cuts its connection. The caller keeps the peer in `expelling` meanwhile, so that no generation begins with
+        the peer."""
+        await self._publish(f"m.{name}.{HUB}.note", notice.encode())
+        try:
+            await self._client.flush(timeout=5)
+        except NatsError as error:
+            _LOG.warning("%s may not have received why it was removed: %s", name, error)
+        await asyncio.to_thread(self.broker.remove_peer, name)
 
     def status(self) -> Status:
         membership, generation = self.membership, self.membership.current

@@ -25,7 +25,8 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of all messages. The hub does not reply to data with missing, unknown or wrongly typed fields."""
+    """Base class of all messages. To data with missing, unknown or wrongly typed fields the hub does not reply, except
+    that it refuses a `NextRequest` of another version of the protocol."""
 
 
 class JoinRequest(Message, frozen=True, kw_only=True):
@@ -184,7 +185,8 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished"):
 
 
 class Refused(Message, frozen=True, kw_only=True, tag="refused"):
-    """The peer cannot take part and must not ask again."""
+    """The peer cannot take part and must not ask again. Peers of all versions read this message: its tag and its fields
+    do not change."""
 
     text: str
 

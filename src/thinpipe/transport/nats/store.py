@@ -68,7 +68,7 @@ class NatsStore(Store):
         if not answer.found:
             raise dist.DistStoreError(
                 f"the hub's store refused {request.keys[0]!r} with {len(request.value)} bytes: the value is too long, "
-                "or the store is full"
+                "the store is full, or the generation has ended"
             )
         return answer
 
