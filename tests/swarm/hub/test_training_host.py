@@ -1,6 +1,5 @@
 """What a hub has of its run: which peers have the same, and how checkpoints come together from several of them."""
 
-import errno
 import io
 import shutil
 from dataclasses import replace
@@ -12,8 +11,7 @@ import torch
 from rich.console import Console
 
 from thinpipe.checkpoint import restore
-from thinpipe.core.errors import UserError
-from thinpipe.core.events import PeerJoined, Stopped, read_events
+from thinpipe.core.events import Stopped
 from thinpipe.core.hashing import text_sha256
 from thinpipe.core.run_folder import MANIFEST, step_folder
 from thinpipe.models.model import make_space
@@ -398,24 +396,3 @@ def test_a_run_has_ended_when_its_last_step_is_committed_and_not_when_a_generati
 def test_a_step_beyond_the_run_is_refused(run_host):
     begin(run_host)
     assert tell(run_host, "a", 1, manifest_of(run_host, 13)).refusal == "there is no step 13 in this run"
-
-
-def test_a_batch_that_no_message_can_hold_is_refused(run_config):
-    config = replace(run_config, training=replace(run_config.training, global_batch_size=1 << 20, seq_len=16))
-    with pytest.raises(UserError, match=r"token ids of a batch take 35651584 bytes.*lower training\.global_batch_size"):
-        TrainingHost(config, LineDisplay(Console(file=io.StringIO()), log_freq=1))
-
-
-def test_events_that_a_full_disk_delays_are_written_later_in_order(run_host, run_config, monkeypatch):
-    write = run_host.log.write
-
-    def fail(_event):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(run_host.log, "write", fail)
-    for peer in ("a", "b"):
-        run_host.on_event(PeerJoined(step=0, peer=peer))
-    assert run_host.display.console.file.getvalue().count("the event log cannot be written") == 1
-    monkeypatch.setattr(run_host.log, "write", write)
-    run_host.on_event(PeerJoined(step=0, peer="c"))
-    assert [event.peer for event in read_events(run_config.job.dump_folder / "events.jsonl")] == ["a", "b", "c"]

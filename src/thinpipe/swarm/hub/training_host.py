@@ -4,7 +4,6 @@ steps."""
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -19,7 +18,7 @@ from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.decode_errors import DECODE_ERRORS
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import AnyEvent, EventLog, RolledBack, SaveFailed, Step, Stopped
+from thinpipe.core.events import AnyEvent, RolledBack, SaveFailed, Step, Stopped
 from thinpipe.core.files import write_atomically
 from thinpipe.core.hashing import text_sha256
 from thinpipe.core.numerics import numerics
@@ -41,6 +40,7 @@ from thinpipe.swarm.hub.commits.recovery import (
     save_newest_manifest,
     state_of,
 )
+from thinpipe.swarm.hub.delayed_events import DelayedEvents
 from thinpipe.swarm.hub.first_checkpoint import make_first_checkpoint
 from thinpipe.swarm.hub.membership import Generation
 from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart
@@ -52,8 +52,6 @@ from thinpipe.train.data_loading import LocalTokens, token_dtype, tokenizer_sha2
 
 _LOG = logging.getLogger(__name__)
 _MAX_FILE_NBYTES = 1 << 50
-_MAX_UNWRITTEN = 10_000
-"""Maximum number of events in memory that wait for disk space; the oldest are dropped."""
 
 
 class TrainingHost:
@@ -81,9 +79,7 @@ class TrainingHost:
         self.state_nbytes = [cost.state_nbytes for cost in costs]
         self.shared_nbytes = shared_nbytes(self.model, config)
         self.traffic = message_sizes(self.model, config).traffic(config)
-        self.log = EventLog(events_path(config.job.dump_folder))
-        self._unwritten, self._log_failing = deque[AnyEvent](maxlen=_MAX_UNWRITTEN), False
-        """Events that a full disk has kept out of the log, and whether the owner has been informed of that."""
+        self._delayed_events = DelayedEvents(events_path(config.job.dump_folder), self._report_log_problem)
         self.tokenizer = _tokenizer_files(self.source.tokenizer_folder)
         self.source.save_tokenizer(config.job.dump_folder)
         self._step: Step | None = None
@@ -353,23 +349,13 @@ class TrainingHost:
         if isinstance(event, Stopped) and event.reason == "not_finite":  # other reasons end a generation, not the run
             self._stopped = event.reason
         self.display.show(event)
-        self._write_to_log(event)
+        self._delayed_events.write(event)
 
-    def _write_to_log(self, event: AnyEvent) -> None:
-        """Writes the event to the log, after those that a full disk has delayed; a full disk does not stop the run."""
-        self._unwritten.append(event)
-        try:
-            while self._unwritten:
-                self.log.write(self._unwritten[0])
-                self._unwritten.popleft()
-        except OSError as error:
-            if not self._log_failing:
-                reason = f"the event log cannot be written ({error.strerror or error}): free disk space at the hub"
-                self.display.show(SaveFailed(step=event.step, reason=reason))
-        self._log_failing = bool(self._unwritten)
+    def _report_log_problem(self, reason: str) -> None:
+        self.display.show(SaveFailed(step=self.committed if self._step is None else self._step.step, reason=reason))
 
     def close(self) -> None:
-        self.log.close()
+        self._delayed_events.close()
         self.commit_log.close()
 
     @property
