@@ -7,7 +7,6 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-import logging
 import re
 import sys
 import time
@@ -27,7 +26,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from thinpipe.monitor.log_follower import POLL_SECONDS, LogFollower
 from thinpipe.monitor.snapshot import Snapshot
 
-_LOG = logging.getLogger(__name__)
 _KEEPALIVE_SECONDS = 15.0
 _SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
 
@@ -81,7 +79,6 @@ class Page:
             problem = f"{type(error).__name__}: {error}"
             if problem != self._last_error:
                 print(f"thinpipe: the web page cannot read the event log: {problem}", file=sys.stderr)
-                _LOG.warning("cannot read %s", self._follower.path, exc_info=True)
             self._last_error = problem
             return False
         self._last_error = ""

@@ -54,3 +54,7 @@ class RunEnvironment:
     def asked_to_stop(self) -> bool:
         """True if the hub asked the run to stop; signals to this process are handled elsewhere."""
         return False
+
+    def before_stop_request(self) -> None:
+        """Called before every all-reduce of a step that tells the other processes that this one received a stop
+        signal."""

@@ -141,7 +141,7 @@ class Trainer:
             protected=self.run_environment.protected,
         )
         with (
-            self._stop as stop,
+            self._stop,
             open_log(events_path(config.job.dump_folder) if self.collectives.rank == 0 else None) as log,
             open_display(config, is_leader=self.collectives.rank == 0) as display,
         ):
@@ -150,7 +150,7 @@ class Trainer:
             reason = "finished"
             while self.finished_steps < total:
                 with self.run_environment.step():
-                    event, asked_to_stop = self._step(stop)
+                    event, asked_to_stop = self._step()
                 self._tell(event)
                 self._skips = self._skips + 1 if isinstance(event, Skipped) else 0
                 if self._skips == MAX_CONSECUTIVE_SKIPS:
@@ -165,7 +165,7 @@ class Trainer:
             self._tell(Stopped(step=self.finished_steps, reason=reason))
         return reason
 
-    def _step(self, stop: StopRequest) -> tuple[AnyEvent, bool]:
+    def _step(self) -> tuple[AnyEvent, bool]:
         """Computes one step; returns its event and whether any process was asked to stop.
 
         The data cursor and the step count advance even if the step is skipped: a batch that always fails cannot cause
@@ -175,7 +175,7 @@ class Trainer:
         lr = self.config.optimizer.lr * lr_factor(
             self.finished_steps, self.config.training.steps, self.config.lr_scheduler
         )
-        outcome = self._compute(lr, stop)
+        outcome = self._compute(lr)
         self.cursor = self.batch_loader.next_cursor(self.cursor)
         self.finished_steps += 1
         if outcome.fault is not None:
@@ -196,7 +196,7 @@ class Trainer:
         )
         return step, outcome.stop
 
-    def _compute(self, lr: float, stop: StopRequest) -> StepOutcome:
+    def _compute(self, lr: float) -> StepOutcome:
         """Computes a step, and retries it after a fault until the same process is at fault for the second time.
 
         A faulty step changes no state, so a retry is exact. On the second fault of one process: raises PoisonedError if
@@ -206,12 +206,7 @@ class Trainer:
         """
         ids_BW, number, suspects = self.batch_loader.batch(self.cursor), self.finished_steps + 1, set[int]()
         while True:
-            outcome = self.engine.step(
-                self.finished_steps,
-                ids_BW,
-                lr,
-                asked_to_stop=lambda: stop.requested or self.run_environment.asked_to_stop(),
-            )
+            outcome = self.engine.step(self.finished_steps, ids_BW, lr, asked_to_stop=self._asked_to_stop)
             fault = outcome.fault
             if fault is None:
                 return outcome
@@ -230,6 +225,13 @@ class Trainer:
                     reason=fault.reason,
                 )
             )
+
+    def _asked_to_stop(self) -> bool:
+        """True if a signal or the hub asked this process to stop. The engine calls this before a step's all-reduce."""
+        if not self._stop.requested:
+            return self.run_environment.asked_to_stop()
+        self.run_environment.before_stop_request()
+        return True
 
     def _skipped(self, outcome: StepOutcome, fault: Fault) -> Skipped:
         return Skipped(

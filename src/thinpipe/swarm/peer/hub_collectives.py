@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -26,18 +26,14 @@ class HubCollectives(StarCollectives):
         generation: int,
         *,
         timeout_seconds: float,
-        before_reduce: Callable[[], None] = lambda: None,
     ) -> None:
-        """`before_reduce` is called before the request of every all-reduce."""
         super().__init__(group)
         self._connection, self._generation, self._timeout = connection, generation, timeout_seconds
-        self._before_reduce = before_reduce
         self._rounds = 0
 
     def _all_reduce(self, op: ReduceOp, numbers: Sequence[float]) -> list[float]:
         """Repeats the request until it is answered: the hub answers a repeated request with the same result. Raises
         ConnectionError when the generation is over or the timeout has passed."""
-        self._before_reduce()
         self._rounds += 1
         request = ReduceRequest(
             generation=self._generation, round_number=self._rounds, op=op, values=np.array(numbers, "<f8").tobytes()

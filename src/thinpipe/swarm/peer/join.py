@@ -99,7 +99,7 @@ def _run_until_done(program: "PeerProcess") -> int:
             if alone > config.reconnect_timeout_seconds:
                 console.print(f"giving up, because the hub has not answered for {alone:.0f} s: {error}")
                 return 1
-            _LOG.warning("connection to the hub lost, connecting again: %s", sanitize(error))
+            _LOG.info("connection to the hub lost, connecting again: %s", sanitize(error))
             console.print(f"{error}; connecting again for up to {config.reconnect_timeout_seconds - alone:.0f} s")
             time.sleep(_RETRY_SECONDS)
         except DiskFullError as error:
@@ -301,7 +301,7 @@ class PeerProcess:
                     connection, assignment.names, origin, timeout=timeout, incarnations=assignment.incarnations
                 )
             with self._local_disk_errors():
-                trainer = remote_run.trainer = Trainer(config, group, remote_run)
+                trainer = Trainer(config, group, remote_run)
                 self.stop_reason = trainer.train()
         except PoisonedError as error:
             name = assignment.names[error.sender]

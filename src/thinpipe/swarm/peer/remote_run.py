@@ -42,13 +42,14 @@ from thinpipe.swarm.protocol.messages import (
 from thinpipe.train.data_loading import DatasetInfo, token_dtype, tokenizer_sha256
 from thinpipe.train.engine import Ids
 from thinpipe.train.run_environment import RunEnvironment
-from thinpipe.train.trainer import Trainer
 from thinpipe.transport.collectives import Collectives, collectives_for
 from thinpipe.transport.nats.connection import HubConnection
 
 _LOG = logging.getLogger(__name__)
 _SECONDS, _RETRY_SECONDS = 60.0, 0.25
 """`_SECONDS`: timeout of a request to the hub. `_RETRY_SECONDS`: pause before a request is repeated."""
+_ANNOUNCE_SECONDS = 5.0
+"""Timeout, in seconds, of the announcement that this peer leaves, for which a step's all-reduce waits."""
 _BATCHES_AHEAD = 2
 """Number of batches prefetched beyond the current one."""
 _OVER = "the hub has ended the generation"
@@ -127,30 +128,26 @@ class RemoteRun(RunEnvironment):
         )
         self._own_files: list[str] = []
         """Checkpoint files of this peer's layers."""
-        self.trainer: Trainer | None = None
-        """Trainer of the generation, once there is one: it knows whether this peer's user wants to leave."""
         self._has_announced_leave = False
 
     def collectives(self, group: dist.ProcessGroup | None) -> Collectives:
         if group is None:
             return collectives_for(None)
         timeout = self._config.parallelism.timeout_seconds
-        return HubCollectives(
-            group,
-            self._connection,
-            self._assignment.generation,
-            timeout_seconds=timeout,
-            before_reduce=self._announce_leave,
-        )
+        return HubCollectives(group, self._connection, self._assignment.generation, timeout_seconds=timeout)
 
-    def _announce_leave(self) -> None:
-        """Announces once that this peer's user has asked it to leave. Runs before the all-reduce that carries the stop
-        request, so that the hub knows which peer ends the generation before any other peer does."""
-        if self._has_announced_leave or self.trainer is None or not self.trainer.stop_requested_here:
+    def before_stop_request(self) -> None:
+        """Announces once that this peer's user has asked it to leave, so that the hub knows which peer ends the
+        generation before any other peer does. Training goes on without a confirmation: the hub can do without the
+        announcement."""
+        if self._has_announced_leave:
             return
         self._has_announced_leave = True
         request = LeaveRequest(incarnation=self._connection.activity.heartbeat().incarnation, after_saving=True)
-        self._connection.request("leave", msgspec.msgpack.encode(request), seconds=_SECONDS)
+        try:
+            self._connection.request("leave", msgspec.msgpack.encode(request), seconds=_ANNOUNCE_SECONDS)
+        except (ConnectionError, TimeoutError) as error:
+            _LOG.info("the hub has not confirmed that this peer leaves: %s", sanitize(error))
 
     def step(self) -> AbstractContextManager[None]:
         return self._connection.activity.step()
@@ -281,7 +278,7 @@ class Uploader:
                     self._sent = path
             except (OSError, UserError) as error:  # not fatal: a lost hub ends the generation elsewhere
                 self._print(f"could not upload {path.name} to the hub: {error}")
-                _LOG.warning("upload of %s failed: %s", path.name, sanitize(error))
+                _LOG.info("upload of %s failed: %s", path.name, sanitize(error))
             finally:
                 self._sending = None
 
