@@ -17,6 +17,8 @@ from thinpipe.core.events import GenerationEnded, GenerationStarted, PeerLeft
 from thinpipe.swarm.peer.join import EXIT_TEMPFAIL
 from thinpipe.train.trainer import Trainer
 
+NO_PEER_LEFT = "stopped: all peers have ended before the run was finished"
+
 
 @pytest.fixture
 def run_config(run_config):
@@ -38,6 +40,7 @@ def test_up_trains_to_the_weights_of_one_process(run_config, run_host, programs)
     config, file = run_host
     up = programs("up", "up", file, "--peers", 3)
     assert up.finish() == 0, up.printed
+    assert up.printed.strip().splitlines()[-1] == f"finished: the trained model is in {config.job.dump_folder}"
     assert events_of(config, GenerationEnded)[-1].cause == "finished"
     assert files_of(config, 12) == files_of(run_config, 12)
     assert [step.loss for step in steps_of(config)] == [step.loss for step in steps_of(run_config)]
@@ -59,6 +62,7 @@ def test_up_ends_when_all_its_peers_have_failed_and_says_why(run_host, programs)
     assert up.finish() == 1, up.printed
     for index in range(2):
         assert re.search(rf"peer {index} has failed: .*identity.toml.*{index}/output.log", up.printed), up.printed
+    assert up.printed.strip().splitlines()[-1] == NO_PEER_LEFT
     assert "an earlier process" not in up.printed
 
 
@@ -74,6 +78,8 @@ def test_up_goes_on_without_one_that_is_killed_and_ends_when_the_others_have_lef
     wait_for_event(config, GenerationStarted, generation=2)
     os.kill(leaving, signal.SIGINT)
     assert up.finish() == 1, up.printed
+    assert up.printed.strip().splitlines()[-1] == NO_PEER_LEFT
+    assert [event.cause for event in events_of(config, GenerationEnded)] == ["disconnected", "left"]
 
 
 def peer_processes(up):
