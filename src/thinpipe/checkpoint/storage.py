@@ -20,8 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from thinpipe.core.decode_errors import DECODE_ERRORS
-from thinpipe.core.errors import UserError
+from thinpipe.core.errors import DECODE_ERRORS, UserError
 from thinpipe.core.files import file_sha256, sync_file, sync_folder, write_atomically
 from thinpipe.core.run_folder import MANIFEST, step_folder, step_folders
 

@@ -1,6 +1,12 @@
 """Errors that a user can fix, and their counterpart in the other processes of the run. The message of a UserError names
 the place of the error and says what to do instead."""
 
+import msgspec
+
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Exceptions of msgspec decoders for damaged or hostile data: wrong type or malformed data, invalid UTF-8, too deeply
+nested lists."""
+
 
 class UserError(Exception):
     """An error that a user can fix. Every command prints it as one line without a traceback; any other exception that

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from thinpipe.core.errors import DataError
+from thinpipe.core.errors import DECODE_ERRORS, DataError
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -100,5 +100,5 @@ def read_manifest(folder: Path) -> Manifest:
                 "prepare the tokens again, or use the thinpipe that wrote them"
             )
         return msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         raise DataError(f"{path} is damaged ({error}): copy it again, or prepare the tokens again") from error

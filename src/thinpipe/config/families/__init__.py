@@ -9,7 +9,7 @@ import msgspec
 from thinpipe.config.families.gpt2 import GPT2Config
 from thinpipe.config.families.llama import LlamaConfig
 from thinpipe.config.model import ModelConfig
-from thinpipe.core.errors import UserError
+from thinpipe.core.errors import DECODE_ERRORS, UserError
 
 FAMILIES: dict[str, type[ModelConfig]] = {
     "llama": LlamaConfig,
@@ -41,5 +41,5 @@ def read_model(manifest: Path) -> ModelConfig:
     try:
         described = msgspec.json.decode(manifest.read_bytes(), type=_ManifestModel)
         return model_of_manifest(described.family, described.model, where=str(manifest))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise UserError(f"{manifest} describes no model that this thinpipe knows: {error}") from None

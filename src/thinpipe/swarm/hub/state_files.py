@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from thinpipe.core.decode_errors import DECODE_ERRORS
-from thinpipe.core.errors import UserError
+from thinpipe.core.errors import DECODE_ERRORS, UserError
 from thinpipe.core.files import write_atomically
 
 

@@ -16,8 +16,7 @@ from thinpipe.checkpoint.state import versions
 from thinpipe.checkpoint.storage import is_layer_file, layer_of
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
-from thinpipe.core.decode_errors import DECODE_ERRORS
-from thinpipe.core.errors import UserError
+from thinpipe.core.errors import DECODE_ERRORS, UserError
 from thinpipe.core.events import AnyEvent, RolledBack, SaveFailed, Step, Stopped
 from thinpipe.core.files import write_atomically
 from thinpipe.core.hashing import text_sha256

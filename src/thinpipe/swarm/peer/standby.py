@@ -15,8 +15,7 @@ import msgspec
 
 from thinpipe.checkpoint import Manifest
 from thinpipe.checkpoint.storage import FileEntry
-from thinpipe.core.decode_errors import DECODE_ERRORS
-from thinpipe.core.errors import UserError
+from thinpipe.core.errors import DECODE_ERRORS, UserError
 from thinpipe.core.files import write_atomically
 from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
 from thinpipe.swarm.peer.file_transfer import fetch

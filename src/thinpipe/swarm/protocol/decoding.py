@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from thinpipe.core.decode_errors import DECODE_ERRORS
+from thinpipe.core.errors import DECODE_ERRORS
 
 Kind = TypeVar("Kind")
 Decoder = msgspec.msgpack.Decoder[Kind] | msgspec.json.Decoder[Kind]

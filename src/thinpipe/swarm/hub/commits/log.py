@@ -12,8 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from thinpipe.core.decode_errors import DECODE_ERRORS
-from thinpipe.core.errors import UserError
+from thinpipe.core.errors import DECODE_ERRORS, UserError
 from thinpipe.core.files import sync_folder
 from thinpipe.swarm.hub.commits.history import Commit, CommitHistory
 

@@ -11,8 +11,7 @@ import msgspec
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest
 from thinpipe.checkpoint.storage import FORMAT_VERSION
-from thinpipe.core.decode_errors import DECODE_ERRORS
-from thinpipe.core.errors import UserError
+from thinpipe.core.errors import DECODE_ERRORS, UserError
 from thinpipe.core.files import write_atomically
 from thinpipe.core.run_folder import step_folder
 from thinpipe.swarm.hub.commits.history import Commit, CommitHistory, CommitState
