@@ -18,25 +18,14 @@ from typing import Any
 import msgspec
 
 from benchmarks.hub_pages import head, origin, write
-from benchmarks.links.config import SWEEP_SHAPE
+from benchmarks.links.config import ENGINE_SHAPE, SWEEP_SHAPE
 from benchmarks.links.worker_pool import WorkerPool, slowest
 from benchmarks.links.workload import Run, RunLink, Shape
 from benchmarks.nats_worker import nats_crew
 from benchmarks.pairs import PairedRatio, compare, median_interval
 
 WANTED = 0.95
-SHAPE = Shape(
-    stages=3,
-    blocks_per_stage=2,
-    dim=384,
-    heads=6,
-    kv_heads=6,
-    hidden_dim=1024,
-    vocab=1024,
-    seq_len=128,
-    sequences=1,
-    microbatches=8,
-)
+SHAPE = replace(ENGINE_SHAPE, stages=3, sequences=1)
 HARD_SHAPE = replace(SWEEP_SHAPE, microbatches=24)
 """Little to compute for each byte that is sent: no good use of a link, but it shows what a transport costs."""
 HOME = RunLink(mbps=80, round_trip_ms=40)

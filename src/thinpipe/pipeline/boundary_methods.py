@@ -1,4 +1,4 @@
-"""Construction of a run's boundary method (message codec) from its settings, for stages and for the cost model."""
+"""Construction of a boundary method (message codec) from the settings of a run, for the stages of its pipeline."""
 
 import torch
 
