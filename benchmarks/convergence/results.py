@@ -7,6 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
 
+CONTROL = "control"
+"""Question of runs in another precision than the other runs of their names: compared among themselves only."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -46,6 +49,15 @@ class Gap:
 
 
 def read_results(output: Path) -> list[Result]:
+    """Results of all questions but the control."""
+    return [result for result in _read_all(output) if result.question != CONTROL]
+
+
+def read_control(output: Path) -> list[Result]:
+    return [result for result in _read_all(output) if result.question == CONTROL]
+
+
+def _read_all(output: Path) -> list[Result]:
     results = []
     for path in sorted((output / "records").glob("*.json")):
         kept = json.loads(path.read_text())

@@ -20,6 +20,7 @@ from benchmarks.convergence.figures import (
 from benchmarks.convergence.gaps import draw_over_tokens
 from benchmarks.convergence.report import over_tokens_table, questions_tables, seeds_table
 from benchmarks.convergence.results import Dense, Result, compared, read_results
+from benchmarks.own.control import control_table
 from benchmarks.own.runs import DENSE, RATES, RIVAL, WHOLE, WIDE, keel
 from benchmarks.own.to_loss import QUESTION, time_table, tokens_table
 from thinpipe.report.figures import pyplot
@@ -37,7 +38,8 @@ run of the same seed, tokens and width; all trained with AdamW at the learning r
 tuned for any of them.
 Validation: 20 batches spread over all validation books, the same for all runs.
 Runs of 4.19 M tokens have products in bfloat16 and compiled blocks, those of 1.05 M and all to a loss are in float32
-(compiled: boundaries, pieces, to a loss, and at d = 512 all but the pair of seed 0)."""
+(compiled: boundaries, pieces, to a loss, and at d = 512 all but the pair of seed 0). The control is in float32 and
+compared with itself only."""
 COLOURS = {
     "keel 32x": BLUE,
     "keel 32x, reach 1": "#9ecae1",
@@ -80,7 +82,7 @@ def report(output: Path) -> None:
     full = DENSE.nbytes_per_token
     lines = ["# The keel against dense and against the others", "", READ_THIS, ""]
     lines += [*seeds_table(narrow, dense, full), *over_tokens_table(narrow, dense, COLOURS)]
-    lines += [*boundary_cost_table(narrow), *questions_tables(narrow, dense, full)]
+    lines += [*control_table(output), *boundary_cost_table(narrow), *questions_tables(narrow, dense, full)]
     if twice:
         full_twice = replace(DENSE, shape=WIDE).nbytes_per_token
         lines += questions_tables(twice, wide, full_twice)

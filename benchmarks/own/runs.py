@@ -7,6 +7,7 @@ result within 3 %.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from benchmarks.convergence.results import CONTROL
 from benchmarks.convergence.runs import TOPK, lowrank
 from benchmarks.convergence.study import SHAPE, TOKENS_PER_STEP, Study
 from thinpipe.config.boundary import BoundaryConfig
@@ -64,6 +65,13 @@ def result() -> Iterator[Study]:
     for ratio, width in (*WIDTH.items(), (1, DIM)):  # tables of the token alone
         study = WHOLE if ratio == 1 else keel(ratio)
         yield replace(study, name=f"{study.name}, reach 1", projection=dealt(width, window=1), priority=33)
+
+
+def control() -> Iterator[Study]:
+    """Keels against the same model with all channels across a boundary, and against dense, in one precision."""
+    for seed in SEEDS:
+        for order, study in enumerate((WHOLE, keel(32), keel(16), DENSE)):
+            yield replace(compiled(study), question=CONTROL, seed=seed, priority=10 * seed + order)
 
 
 def short() -> Iterator[Study]:
@@ -171,6 +179,6 @@ def steps_to_loss() -> Iterator[Study]:
 
 
 def all_runs() -> list[Study]:
-    runs = [*result(), *short(), *wide(), *methods(), *pieces(), *boundaries(), *steps_to_loss()]
+    runs = [*control(), *result(), *short(), *wide(), *methods(), *pieces(), *boundaries(), *steps_to_loss()]
     assert len({study.key for study in runs}) == len(runs), "two runs have one name"
     return sorted(runs, key=lambda study: study.priority)

@@ -9,22 +9,26 @@ import pytest
 
 from benchmarks.convergence.clock import Timed, Times, key
 from benchmarks.convergence.execute import is_done, result_path, settings_of
+from benchmarks.convergence.results import CONTROL, read_results
 from benchmarks.convergence.study import trainable
 from benchmarks.own.report import report
-from benchmarks.own.runs import DENSE, RATES, SHORT, WIDE, all_runs, keel, steps_to_loss
+from benchmarks.own.runs import DENSE, RATES, SHORT, WHOLE, WIDE, all_runs, control, keel, steps_to_loss
 from tests.benchmarks.test_convergence import keep
 from thinpipe.config.toml import differences
 
 BASELINES = {
     (run.tokens, run.shape, run.seed): run
     for run in all_runs()
-    if run.name in ("dense", "dense, d = 512") and run.lr == DENSE.lr
+    if run.name in ("dense", "dense, d = 512") and run.lr == DENSE.lr and run.question != CONTROL
 }
+DENSE_CONTROL = {run.seed: run for run in control() if run.name == DENSE.name}
 TO_A_LOSS = next(run for run in steps_to_loss() if run.name == "dense, 1 times the tokens")
 
 
 def dense_like(study):
-    """The dense run that it is compared with; one to a loss with the one such run of dense."""
+    """The dense run that it is compared with; one to a loss with the one such run of dense, a control with its own."""
+    if study.question == CONTROL:
+        return DENSE_CONTROL[study.seed]
     to_a_loss = study.question == TO_A_LOSS.question
     dense = TO_A_LOSS if to_a_loss else BASELINES[study.tokens, study.shape, study.seed]
     return replace(dense, tokens=study.tokens, seed=study.seed, lr=DENSE.lr)
@@ -53,7 +57,8 @@ def test_runs_differ_in_what_they_ask_and_in_nothing_else():
     )
     of_question = {"steps to loss": of_schedules} | dict.fromkeys(("boundaries", "pieces"), ("execution.compile",))
     for study in all_runs():
-        allowed = of_question.get(study.question, ("execution.compile",) if study.name.startswith("dense") else ())
+        dense_elsewhere = study.name.startswith("dense") and study.question != CONTROL
+        allowed = of_question.get(study.question, ("execution.compile",) if dense_elsewhere else ())
         changed = differences(tomllib.loads(settings_of(dense_like(study))), tomllib.loads(settings_of(study)))
         assert [name for name in changed if not f"{name}.".startswith(asked) and name not in allowed] == [], study.name
 
@@ -117,3 +122,73 @@ def test_tokens_and_time_to_the_loss_of_dense(tmp_path, capsys):
     assert "**1.15 times the tokens are enough.**" in text
     assert "## Steps to loss" not in text, "their rates fall otherwise than those of the run they would be beside"
     assert re.search(r"\| 1 \| 100.00 \| 99.0 % \| 3.994 \| 25.0 \| 24.5 \| 1.02 \| 21.8 \|", text)
+
+
+CONTROL_LOSSES = {DENSE.name: (4.0, 5.0, 4.0), WHOLE.name: (3.9, 4.9, 4.0)} | {
+    keel(16).name: (4.0, 4.998, 4.04),
+    keel(32).name: (4.095, 4.949, 4.08),
+}
+
+
+def test_the_control_is_compared_in_one_precision():
+    runs = list(control())
+    assert len(runs) == 12
+    assert {(run.compiled, run.autocast, run.tokens) for run in runs} == {(True, False, DENSE.tokens)}
+    assert {run.name: run.projection.token_prior_window for run in runs} == {
+        WHOLE.name: 4, keel(32).name: 4, keel(16).name: 4, DENSE.name: 1,
+    }  # fmt: skip
+
+
+def test_the_control_has_each_keel_against_dense_and_against_all_channels(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    keep(tmp_path, DENSE, [5.0, 4.4])
+    for study in control():
+        keep(tmp_path, study, [6.0, CONTROL_LOSSES[study.name][study.seed]])
+    report(tmp_path)
+    text = capsys.readouterr().out
+    assert "| 0 | 4.0000 | 3.9000 | 4.0000 | 4.0950 | -2.50 | +0.00 | +2.37 | +2.56 | +5.00 |" in text
+    assert "| 1 | 5.0000 | 4.9000 | 4.9980 | 4.9490 | -2.00 | -0.04 | -1.02 | +2.00 | +1.00 |" in text
+    mean = "-1.50 (-2.50 … +0.00) | +0.32 (-0.04 … +1.00) | +1.12 (-1.02 … +2.37) | +1.85 (+1.00 … +2.56) | "
+    assert f"| mean | 4.3333 | 4.2667 | 4.3460 | 4.3747 | {mean}+2.67 (+1.00 … +5.00) |" in text
+    assert "Missing" not in text
+
+
+def test_records_of_the_control_change_no_other_section(tmp_path, capsys):
+    """A run of the control has the name of one in bfloat16, with which it must not be confused."""
+    pytest.importorskip("matplotlib")
+    keep(tmp_path, DENSE, [5.0, 4.0])
+    keep(tmp_path, keel(32), [5.0, 4.04])
+    report(tmp_path)
+    before = capsys.readouterr().out
+    for study in control():
+        keep(tmp_path, study, [3.0, 2.0])
+    report(tmp_path)
+    after = capsys.readouterr().out
+    others, others_after = (
+        [section for section in text.split("\n## ") if not section.startswith("Control")] for text in (before, after)
+    )
+    assert len(others) > 1
+    assert others_after == others
+    assert len(read_results(tmp_path)) == 2
+
+
+def test_missing_runs_of_the_control_are_named_in_place_of_a_table(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    keep(tmp_path, DENSE, [5.0, 4.0])
+    for study in control():
+        if not (study.name == WHOLE.name and study.seed) and not (study.name == DENSE.name and study.seed == 2):
+            keep(tmp_path, study, [6.0, 5.0])
+    report(tmp_path)
+    text = capsys.readouterr().out
+    assert f"Missing: {WHOLE.name} (seeds 1, 2); dense (seed 2)." in text
+    assert "| seed | D | D+ |" not in text
+
+
+def test_a_run_of_the_control_that_diverged_is_named(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    keep(tmp_path, DENSE, [5.0, 4.0])
+    for study in control():
+        failed = study.name == keel(32).name and study.seed == 1
+        keep(tmp_path, study, [6.0, 5.0], ended="not_finite" if failed else "finished")
+    report(tmp_path)
+    assert "No table: diverged: keel 32x (seed 1)." in capsys.readouterr().out
