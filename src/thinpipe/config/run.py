@@ -172,8 +172,13 @@ class OptimizerConfig:
     second_moment: Literal["row", "element"] = "row"
     """Second moment of parameters that hold subspace coordinates. row: one number per row of the full-width matrix
     (arXiv 2506.01260). element: one number per entry, as in plain AdamW."""
+    matrix_lr_factor: float | None = None
+    """Factor on lr for all matrices but embedding tables. A rate found at width d0 transfers to width d with the factor
+    d0 / d (muP, arXiv 2203.03466). None: 1."""
 
     def __post_init__(self) -> None:
+        if self.matrix_lr_factor is not None and not self.matrix_lr_factor > 0:
+            raise UserError(f"optimizer.matrix_lr_factor must be above 0, not {self.matrix_lr_factor}")
         if not (self.lr > 0 and self.eps > 0 and self.weight_decay >= 0):
             raise UserError("optimizer.lr and optimizer.eps must be above 0, optimizer.weight_decay at least 0")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):

@@ -102,8 +102,16 @@ class Engine:
 
     def _make_optimizer(self) -> RowwiseAdamW:
         settings = self.config.optimizer
+        tables = {
+            module.weight
+            for index in self.local_segments
+            for module in self.model.segments[index].modules()
+            if isinstance(module, nn.Embedding)
+        }
+        matrices = [p for p in self.parameters.values() if p.dim() >= 2]
         groups: list[dict[str, Any]] = [
-            {"params": [p for p in self.parameters.values() if p.dim() >= 2]},
+            {"params": [p for p in matrices if p not in tables], "lr_factor": settings.matrix_lr_factor or 1.0},
+            {"params": [p for p in matrices if p in tables]},
             {"params": [p for p in self.parameters.values() if p.dim() < 2], "weight_decay": 0.0},
         ]
         return RowwiseAdamW(
@@ -262,7 +270,7 @@ class Engine:
         if factor < 1:
             torch._foreach_mul_([p.grad for p in self.parameters.values() if p.grad is not None], factor)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_factor", 1.0)  # 1.0 is exact
         self.optimizer.step()
 
     def evaluate(self, batches: Iterable[Ids | None]) -> tuple[float, int]:
