@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.convergence.study import TOKENS_PER_STEP, Study, trainable
+from benchmarks.convergence.study import Study, trainable
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml, from_table
 from thinpipe.core.errors import UserError
@@ -147,7 +147,7 @@ def record(study: Study, folder: Path) -> dict[str, Any]:
         "seconds": round(summary.seconds, 1),
         "skipped": len(summary.skipped),
         "validations": [
-            {"tokens": event.step * TOKENS_PER_STEP, "loss": event.loss, "bits_per_byte": event.bits_per_byte}
+            {"tokens": event.step * study.tokens_per_step, "loss": event.loss, "bits_per_byte": event.bits_per_byte}
             for event in summary.validations
         ],
         "basis_changes": [
@@ -213,9 +213,19 @@ def folder_lock(work: Path) -> Iterator[None]:
 
 
 def execute(
-    studies: Sequence[Run], data: Path, work: Path, output: Path, *, side_by_side: int, record_of: Record = record
+    studies: Sequence[Run],
+    data: Path,
+    work: Path,
+    output: Path,
+    *,
+    side_by_side: int,
+    record_of: Record = record,
+    time_is_over: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Carries out what has no record yet, by priority; the number of runs that failed."""
+    """Carries out what has no record yet, by priority; the number of runs that failed.
+
+    Once `time_is_over` returns True, no run is started, and those that compute are asked to save and stop.
+    """
     waiting = [study for study in studies if not is_done(study, output)]
     trunks = {study.trunk.key for study in studies if study.trunk}
     todo = sum(study.steps - min(study.steps, steps_done(work / study.key)) for study in waiting)
@@ -224,7 +234,7 @@ def execute(
     print(f"{len(waiting)} of {len(studies)} runs to do, {million_tokens:.1f} M tokens", flush=True)
     with folder_lock(work):
         try:
-            while waiting or running:
+            while (waiting or running) and not time_is_over():
                 while len(running) < side_by_side and (study := _next(waiting, running)):
                     waiting.remove(study)
                     running.append(start(study, data, work))

@@ -1,6 +1,7 @@
 """One run of the study: what it asks, and its settings. All share model, data order, optimiser and batch."""
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -64,6 +65,8 @@ class Study:
     shape: ModelSettings = SHAPE
     """Beside what is above."""
     microbatch: int = MICROBATCH
+    seq_len: int = TOKENS
+    """Tokens per sequence; a step has BATCH sequences."""
     schedule: LRSchedulerConfig | None = None
     """None: a twentieth of the steps to warm up, then a cosine."""
     trunk: "Study | None" = None
@@ -81,11 +84,15 @@ class Study:
 
     @property
     def steps(self) -> int:
-        return self.tokens // TOKENS_PER_STEP
+        return self.tokens // self.tokens_per_step
+
+    @property
+    def tokens_per_step(self) -> int:
+        return BATCH * self.seq_len
 
     @property
     def model(self) -> ModelSettings:
-        section = replace(self.shape, max_seq_len=TOKENS, boundaries=self.cuts, projection=self.projection)
+        section = replace(self.shape, max_seq_len=self.seq_len, boundaries=self.cuts, projection=self.projection)
         if self.width is not None:
             section = replace(section, subspace=replace(self.subspace, width=self.width))
         return replace(section, hidden_dim=matched_hidden_dim(section)) if self.matched else section
@@ -95,7 +102,7 @@ class Study:
             job=JobConfig(dump_folder=folder),
             model=self.model,
             data=DataConfig(path=data),
-            training=TrainingConfig(steps=self.steps, global_batch_size=BATCH, seq_len=TOKENS),
+            training=TrainingConfig(steps=self.steps, global_batch_size=BATCH, seq_len=self.seq_len),
             parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=self.microbatch),
             optimizer=OptimizerConfig(lr=self.lr, second_moment=self.second_moment),  # type: ignore[arg-type]
             lr_scheduler=self.schedule or LRSchedulerConfig(warmup_steps=max(1, self.steps // 20)),
@@ -113,20 +120,22 @@ class Study:
         """Of each of its boundaries."""
         width = self.model.resolve(VOCABULARY).state_width
         shape = MessageShape(
-            batch=self.microbatch, tokens=TOKENS, width=width, vocab_size=VOCABULARY, dtype=torch.float32
+            batch=self.microbatch, tokens=self.seq_len, width=width, vocab_size=VOCABULARY, dtype=torch.float32
         )
         return make_method(self.boundary, shape, in_subspace=self.width is not None, seed=self.seed)
 
     @property
     def nbytes_per_token(self) -> float:
         """That cross each boundary, in both directions, ids and scales included."""
-        return (self.method.forward_nbytes + self.method.backward_nbytes) / (self.microbatch * TOKENS)
+        return (self.method.forward_nbytes + self.method.backward_nbytes) / (self.microbatch * self.seq_len)
 
 
+@cache
 def trainable(section: ModelSettings) -> int:
     return sum(parameter.numel() for parameter in build(section.resolve(VOCABULARY)).parameters())
 
 
+@cache
 def matched_hidden_dim(section: ModelSettings) -> int:
     """The width of the MLPs with which the model trains as many numbers as the dense one of its shape."""
     wanted = trainable(replace(section, subspace=SubspaceConfig(), projection=NO_PROJECTION))

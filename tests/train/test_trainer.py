@@ -179,24 +179,6 @@ def test_clipping_scales_the_update_down(run_config):
     assert norm == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_the_factor_of_matrices_leaves_tables_and_norms(run_config):
-    """A quarter of the rate: a quarter of the step of a matrix, which has no other part without weight decay."""
-    projection = ProjectionConfig(width=4, token_prior_rank=4, embedding_rank=4)
-    model = replace(run_config.model, subspace=SubspaceConfig(), projection=projection)
-    moved = {}
-    for factor in (None, 0.25):
-        config = replace(run_config, model=model, optimizer=OptimizerConfig(weight_decay=0.0, matrix_lr_factor=factor))
-        engine = Engine(config, config.model.resolve(64))
-        before = {name: parameter.detach().clone() for name, parameter in engine.parameters.items()}
-        engine.step(0, Trainer(config).batch_loader.batch(Cursor()), 2.0**-7)
-        moved[factor] = {name: parameter.detach() - before[name] for name, parameter in engine.parameters.items()}
-    tables = {name for name in moved[None] if name.endswith(("rows.weight", "embed_tokens.weight"))}
-    assert len(tables) == 3
-    for name, whole in moved[None].items():
-        share = 0.25 if whole.dim() > 1 and name not in tables else 1.0
-        torch.testing.assert_close(moved[0.25][name], share * whole, atol=1e-6, rtol=1e-4, msg=name)
-
-
 @pytest.mark.parametrize("culprit", ["loss", "blocks.2.mlp.up_proj.weight"])
 def test_a_step_that_is_not_finite_changes_nothing_and_three_end_the_run(run_config, culprit):
     trainer = Trainer(run_config)
