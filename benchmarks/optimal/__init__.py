@@ -1,0 +1,1 @@
+"""Studies of the keel at compute-optimal lengths: does its cost shrink with width, does it grow with boundaries?"""
