@@ -60,6 +60,11 @@ class WidthRun(Study):
         """Estimate."""
         return HOURS[self.dim] * self.tokens / tokens_of(self.dim, TOKENS_PER_WEIGHT)
 
+    @property
+    def fewer_bytes(self) -> float:
+        """Bytes of D's messages over those of this run."""
+        return nbytes_per_token(BF16, self.dim) / self.nbytes_per_token
+
     def config(self, data: Path, folder: Path) -> RunConfig:
         """`data` is a folder made by `split_books`."""
         config = super().config(data / self.books, folder)
