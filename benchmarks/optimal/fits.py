@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-EXPONENTS: Floats = np.round(np.arange(-4, 8.005, 0.01), 2)
+EXPONENTS: Floats = np.arange(-400, 801) / 100
 """Exponents b among which the fit chooses."""
 PERCENTILES = (2.5, 97.5)
 
