@@ -42,7 +42,7 @@ from thinpipe.data import Cursor
 from thinpipe.optim.lr_schedule import lr_factor
 from thinpipe.report.figures import COLOURS
 from thinpipe.subspace import Subspace
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)

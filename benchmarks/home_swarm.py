@@ -42,7 +42,7 @@ from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import Step, read_events
 from thinpipe.core.run_folder import events_path
 from thinpipe.data import ShardWriter, Vocabulary
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.trainer import Trainer
 
 FRIENDS, DIM, WORDS, WARM_UP = 4, 256, 64, 3
 METHODS = {"dense bf16": None, "k=16 bf16": 16}

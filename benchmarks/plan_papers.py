@@ -10,9 +10,9 @@ from datetime import date
 from pathlib import Path
 
 from thinpipe.core.files import write_atomically
-from thinpipe.plan.simulation.links import LinkSpec
-from thinpipe.plan.simulation.schedule_actions import action_lists
-from thinpipe.plan.simulation.simulate import StageTimes, StepSpec, simulate
+from thinpipe.planning.simulation.links import LinkSpec
+from thinpipe.planning.simulation.schedule_actions import action_lists
+from thinpipe.planning.simulation.simulate import StageTimes, StepSpec, simulate
 
 STAGES, BATCH_TOKENS = 8, 524_288
 LINK = LinkSpec(up_bps=200e6, latency_s=0.05, latency_per="message")
@@ -123,7 +123,7 @@ _PAGE = """# Published step times, by the clock of `thinpipe plan`
 
 `python -m benchmarks.plan_papers --output benchmarks/results`
 
-Computed by `plan/simulation/simulate.py` alone; nothing was trained, and no figure depends on the machine.
+Computed by `planning/simulation/simulate.py` alone; nothing was trained, and no figure depends on the machine.
 
 ## ProtocolNanoGPT
 

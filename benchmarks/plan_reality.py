@@ -41,9 +41,9 @@ from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import Step, read_events
 from thinpipe.core.files import write_atomically
 from thinpipe.core.run_folder import events_path
-from thinpipe.plan.machines import Machine, Machines
-from thinpipe.plan.model_shape import resolve_model
-from thinpipe.plan.planner import Plan, make_plan
+from thinpipe.planning.machines import Machine, Machines
+from thinpipe.planning.model_shape import resolve_model
+from thinpipe.planning.planner import Plan, make_plan
 
 BLOCKS, WARM_UP = 8, 2
 

@@ -22,7 +22,7 @@ from thinpipe.config.toml import from_table
 from thinpipe.core.events import Validated, read_events
 from thinpipe.data import TokenizeConfig, no_progress, prepare
 from thinpipe.pipeline.boundary_methods import boundary_method
-from thinpipe.train import RunConfig, Trainer
+from thinpipe.training import RunConfig, Trainer
 
 
 class Signs(Compressor):

@@ -15,7 +15,7 @@ from thinpipe.core.events import Step, Validated, read_events
 from thinpipe.data import TokenizeConfig, Tokenizer, has_tokens, no_progress, prepare
 from thinpipe.models import SubspaceConfig
 from thinpipe.models.generate import generate
-from thinpipe.train import (
+from thinpipe.training import (
     DataConfig,
     JobConfig,
     LRSchedulerConfig,

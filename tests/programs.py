@@ -15,8 +15,8 @@ import pytest
 from tests.warm import WarmProcess, run_warm
 from thinpipe.checkpoint import CheckpointFolder
 from thinpipe.core.events import Step, read_events
-from thinpipe.train.run_environment import RunEnvironment
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.run_environment import RunEnvironment
+from thinpipe.training.trainer import Trainer
 
 PATIENCE = 600
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

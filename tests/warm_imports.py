@@ -12,6 +12,6 @@ import thinpipe.cli
 import thinpipe.pipeline.pipeline_runner
 import thinpipe.swarm.hub.command
 import thinpipe.swarm.peer.join
-import thinpipe.train.process  # noqa: F401
+import thinpipe.training.process  # noqa: F401
 
 THREADS = len(os.listdir("/proc/self/task"))

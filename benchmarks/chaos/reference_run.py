@@ -21,8 +21,8 @@ from thinpipe.config.toml import dump_toml, load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, Saved, Step, read_events
 from thinpipe.core.run_folder import events_path
-from thinpipe.train.run_environment import RunEnvironment
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.run_environment import RunEnvironment
+from thinpipe.training.trainer import Trainer
 
 _LOOK_SECONDS, _PROGRESS_SECONDS = 0.2, 30.0
 _QUIET_SECONDS = 300.0

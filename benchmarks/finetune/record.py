@@ -19,7 +19,7 @@ from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.report.summary import Summary, summarise
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.trainer import Trainer
 
 
 def record(run: Finetuning, folder: Path) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from benchmarks.links.commands import (
 from benchmarks.links.workload import Run
 from thinpipe.config.link import LinkConfig
 from thinpipe.core.peak_memory import peak_resident_nbytes
-from thinpipe.train.engine import Engine
+from thinpipe.training.engine import Engine
 from thinpipe.transport.gloo_group import init_gloo, open_group
 
 Opener = Callable[[LinkConfig], dist.ProcessGroup]

@@ -18,9 +18,9 @@ from benchmarks.scale.swarm import (
     UP_BPS,
     Swarm,
 )
-from thinpipe.plan.messages import message_sizes
-from thinpipe.plan.simulation.links import pieces_of
-from thinpipe.plan.simulation.simulate import Timeline
+from thinpipe.planning.messages import message_sizes
+from thinpipe.planning.simulation.links import pieces_of
+from thinpipe.planning.simulation.simulate import Timeline
 
 DAY_S = 86_400.0
 WEEK_S = 7 * DAY_S

@@ -11,12 +11,12 @@ from thinpipe.config.families import PRESETS
 from thinpipe.config.families.llama import LlamaConfig
 from thinpipe.config.model import ExecutionConfig, SubspaceConfig
 from thinpipe.config.run import CheckpointConfig, ParallelismConfig, RunConfig, TrainingConfig
-from thinpipe.plan.devices import DEVICES
-from thinpipe.plan.messages import message_sizes
-from thinpipe.plan.segment_costs import SegmentCost, segment_costs, segment_needs
-from thinpipe.plan.simulation.links import LinkSpec
-from thinpipe.plan.simulation.schedule_actions import action_lists
-from thinpipe.plan.simulation.simulate import StageTimes, StepSpec, Timeline, simulate
+from thinpipe.planning.devices import DEVICES
+from thinpipe.planning.messages import message_sizes
+from thinpipe.planning.segment_costs import SegmentCost, segment_costs, segment_needs
+from thinpipe.planning.simulation.links import LinkSpec
+from thinpipe.planning.simulation.schedule_actions import action_lists
+from thinpipe.planning.simulation.simulate import StageTimes, StepSpec, Timeline, simulate
 
 DEVICE = "RTX 4090"
 PEAK_FLOPS, MEMORY_NBYTES = DEVICES[DEVICE].peak_flops("bf16"), 1e9 * (DEVICES[DEVICE].memory_gb or 0)

@@ -12,7 +12,7 @@ from benchmarks.basis_movement import distances, movement, read_changes, spectru
 from benchmarks.basis_report import write_report
 from thinpipe.subspace import Basis
 from thinpipe.subspace.basis import orthonormalise
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.trainer import Trainer
 
 DIM, WIDTH, UPDATES = 40, 3, 60
 RANDOM = math.sqrt(1 - WIDTH / DIM)

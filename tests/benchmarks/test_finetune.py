@@ -25,7 +25,7 @@ from thinpipe.config.toml import dump_toml, load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Validated
 from thinpipe.data import ShardWriter, Tokenizer, Tokens, Windows
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.trainer import Trainer
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "results" / "finetune"
 

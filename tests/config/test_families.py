@@ -29,7 +29,7 @@ from thinpipe.models import ExecutionConfig, build, decoder, materialise
 from thinpipe.models.generate import generate
 from thinpipe.models.hf.weights import load_config, load_weights, save
 from thinpipe.models.to_dense import to_dense
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.trainer import Trainer
 
 # What a family's file in config/families holds.
 

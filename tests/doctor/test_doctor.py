@@ -21,7 +21,7 @@ from thinpipe.config.toml import dump_toml
 from thinpipe.data import ShardWriter, Tokens
 from thinpipe.doctor.run import assigned_memory_finding, checkpoints_nbytes
 from thinpipe.swarm.peer.identity import Identity
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.trainer import Trainer
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.transport.processes import free_port, group_environment
 from thinpipe.config.link import LinkConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml, from_table
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.trainer import Trainer
 from thinpipe.transport.gloo_group import open_group
 
 TOPK = {"kind": "topk", "keep": 0.3}

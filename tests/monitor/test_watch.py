@@ -11,7 +11,7 @@ from thinpipe.cli import main
 from thinpipe.config.run import MetricsConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.swarm.hub.run_settings import settings_for_peers
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.trainer import Trainer
 
 
 def test_a_run_is_looked_at_once_and_told_to_others(run_config, capsys):

@@ -21,7 +21,7 @@ from thinpipe.config.run import (
     TrainingConfig,
 )
 from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS
-from thinpipe.train.engine import Engine
+from thinpipe.training.engine import Engine
 
 TOKENS, VOCABULARY = 12, 64
 

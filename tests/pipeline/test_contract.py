@@ -22,7 +22,7 @@ from thinpipe.core.numerics import SUPPORTED_TORCH
 from thinpipe.pipeline.p2p import p2p_tag
 from thinpipe.pipeline.pipeline_runner import SCHEDULES
 from thinpipe.pipeline.placement import place
-from thinpipe.train.engine import Engine
+from thinpipe.training.engine import Engine
 
 
 def run_processes(schedule, processes, output, *, few):

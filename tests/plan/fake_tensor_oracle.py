@@ -20,9 +20,9 @@ from thinpipe.models.model import Segment, build
 from thinpipe.optim.rowwise_adamw import second_moment_shape
 from thinpipe.pipeline.placement import in_flight_microbatches
 from thinpipe.pipeline.stage_module import token_losses
-from thinpipe.plan import segment_costs as cost_model
-from thinpipe.plan.activations import SavedActivations
-from thinpipe.plan.partition import SegmentNeeds
+from thinpipe.planning import segment_costs as cost_model
+from thinpipe.planning.activations import SavedActivations
+from thinpipe.planning.partition import SegmentNeeds
 from thinpipe.subspace import Subspace
 from thinpipe.subspace.factorized_embedding import FactorizedEmbedding
 

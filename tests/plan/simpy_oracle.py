@@ -1,11 +1,11 @@
-"""The step of `plan/simulation/simulate.py` once more, in simpy: processes that wait for each other, no event list."""
+"""The step of `planning/simulation/simulate.py` again, in simpy: processes that wait for each other, no event list."""
 
 from itertools import pairwise
 
 import simpy
 
-from thinpipe.plan.simulation.links import nbytes_on_wire, pieces_of
-from thinpipe.plan.simulation.schedule_actions import PassKind
+from thinpipe.planning.simulation.links import nbytes_on_wire, pieces_of
+from thinpipe.planning.simulation.schedule_actions import PassKind
 
 
 class SimpyLink:

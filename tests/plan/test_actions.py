@@ -9,7 +9,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.pipeline.pipeline_runner import SCHEDULES as REAL
 from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS, stages_of
 from thinpipe.pipeline.stage import EarlyForwards1F1B
-from thinpipe.plan.simulation.schedule_actions import Action, PassKind, action_lists
+from thinpipe.planning.simulation.schedule_actions import Action, PassKind, action_lists
 
 
 class Place(_PipelineStageBase):

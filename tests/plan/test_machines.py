@@ -8,8 +8,8 @@ import pytest
 from thinpipe.config.model import ExecutionConfig
 from thinpipe.config.run import RunConfig, TrainingConfig
 from thinpipe.core.errors import UserError
-from thinpipe.plan.devices import DEVICES, find_device, precision_of
-from thinpipe.plan.machines import Hub, Machine, load_machines
+from thinpipe.planning.devices import DEVICES, find_device, precision_of
+from thinpipe.planning.machines import Hub, Machine, load_machines
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
 from thinpipe.swarm.protocol.status import PeerStatus, Status, machines_from_status
 

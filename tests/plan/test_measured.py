@@ -8,7 +8,7 @@ import pytest
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
 from thinpipe.config.model import ProjectionConfig, SubspaceConfig
 from thinpipe.config.run import ModelSettings
-from thinpipe.plan.measured_loss import MEASURED, describe_loss_gap, nearest_gap
+from thinpipe.planning.measured_loss import MEASURED, describe_loss_gap, nearest_gap
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

@@ -14,7 +14,7 @@ from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.config.run import TrainingConfig
 from thinpipe.core.errors import UserError
 from thinpipe.pipeline.boundary_methods import boundary_method
-from thinpipe.plan.messages import MessageSizes, message_sizes
+from thinpipe.planning.messages import MessageSizes, message_sizes
 
 MESSAGE_ID = MessageId(seed=0, step=0, microbatch=0, boundary=0)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinpipe.core.errors import UserError
-from thinpipe.plan.partition import Machine, SegmentNeeds, Traffic, make_partition
+from thinpipe.planning.partition import Machine, SegmentNeeds, Traffic, make_partition
 
 FAST = 1e9
 TRAFFIC = Traffic(forward_nbytes=34, backward_nbytes=32)

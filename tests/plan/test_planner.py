@@ -11,11 +11,11 @@ from thinpipe.config.model import SubspaceConfig
 from thinpipe.config.run import ModelSettings, ParallelismConfig, RunConfig, TrainingConfig
 from thinpipe.config.toml import load_toml
 from thinpipe.core.errors import UserError
-from thinpipe.plan.advice import advise, bottleneck
-from thinpipe.plan.machines import Hub, Machine, Machines
-from thinpipe.plan.model_shape import resolve_model
-from thinpipe.plan.planner import estimate_cost, make_plan
-from thinpipe.plan.search import balanced_cut, search
+from thinpipe.planning.advice import advise, bottleneck
+from thinpipe.planning.machines import Hub, Machine, Machines
+from thinpipe.planning.model_shape import resolve_model
+from thinpipe.planning.planner import estimate_cost, make_plan
+from thinpipe.planning.search import balanced_cut, search
 
 GB = 10**9
 
@@ -143,7 +143,7 @@ def test_one_machine_has_no_link_traffic_and_no_bubble():
 
 @pytest.mark.parametrize("name", ["friends.toml", "links.toml", "quickstart.toml"])
 def test_examples_can_be_planned_for_the_example_machines(name):
-    from thinpipe.plan.machines import load_machines
+    from thinpipe.planning.machines import load_machines
 
     examples = Path(__file__).parents[2] / "examples"
     config = load_toml(examples / name, RunConfig)

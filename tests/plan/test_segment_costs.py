@@ -10,7 +10,7 @@ from thinpipe.config.model import ProjectionConfig
 from thinpipe.config.parameter_shapes import segment_shapes
 from thinpipe.config.run import OptimizerConfig, ParallelismConfig, RunConfig, TrainingConfig
 from thinpipe.models import PRESETS, ExecutionConfig, GPT2Config, LlamaConfig, SubspaceConfig
-from thinpipe.plan import segment_costs as plan
+from thinpipe.planning import segment_costs as plan
 
 LLAMA = LlamaConfig(
     vocab_size=97, dim=48, n_layers=5, n_heads=4, n_kv_heads=2, hidden_dim=70, max_seq_len=640, boundaries=(1, 3)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.plan.simpy_oracle import Oracle
 from thinpipe.config.link import LinkConfig
 from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS, stages_of
-from thinpipe.plan.simulation.links import LinkSpec, nbytes_on_wire
-from thinpipe.plan.simulation.schedule_actions import PassKind, action_lists
-from thinpipe.plan.simulation.simulate import StageTimes, StepSpec, Timeline, simulate
+from thinpipe.planning.simulation.links import LinkSpec, nbytes_on_wire
+from thinpipe.planning.simulation.schedule_actions import PassKind, action_lists
+from thinpipe.planning.simulation.simulate import StageTimes, StepSpec, Timeline, simulate
 from thinpipe.transport.emulation.framing import wire_nbytes
 from thinpipe.transport.emulation.link import EmulatedLink
 

@@ -17,7 +17,7 @@ from thinpipe.swarm.hub.server import Hub
 from thinpipe.swarm.hub.training_host import TrainingHost
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
 from thinpipe.swarm.protocol.messages import Answer, NextRequest, Standby
-from thinpipe.train.console import LineDisplay
+from thinpipe.training.console import LineDisplay
 from thinpipe.transport.nats.connection import Address, HubConnection
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import numerics
-from thinpipe.plan.partition import Partition
+from thinpipe.planning.partition import Partition
 from thinpipe.swarm.hub.commits.history import Commit, CommitHistory, CommitState
 from thinpipe.swarm.hub.commits.ledger import CommitLedger
 from thinpipe.swarm.hub.membership import Generation, GenerationEnd, Membership

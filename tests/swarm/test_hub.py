@@ -15,7 +15,7 @@ from thinpipe.config.run import JobConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import GenerationEnded, GenerationStarted, PeerLeft
 from thinpipe.swarm.peer.join import EXIT_TEMPFAIL
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.trainer import Trainer
 
 NO_PEER_LEFT = "stopped: all peers have ended before the run was finished"
 

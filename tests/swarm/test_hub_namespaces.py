@@ -12,8 +12,8 @@ from thinpipe.checkpoint import find_checkpoint
 from thinpipe.config.run import JobConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.data import Cursor
-from thinpipe.train.data_loading import LocalTokens
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.data_loading import LocalTokens
+from thinpipe.training.trainer import Trainer
 
 _MISSING = homes.missing()
 pytestmark = [

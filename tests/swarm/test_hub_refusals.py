@@ -18,10 +18,10 @@ from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import GenerationEnded
 from thinpipe.core.numerics import NUMERICS_VERSION, numerics, numerics_mismatch
 from thinpipe.models.model import make_space
-from thinpipe.plan.segment_costs import segment_costs, segment_needs, shared_nbytes
+from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes
 from thinpipe.subspace.basis import Basis
 from thinpipe.swarm.protocol.messages import ReadyReply, ReadyRequest
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.trainer import Trainer
 
 
 def host_elsewhere(config, tmp_path, **training):

@@ -20,7 +20,7 @@ from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import GenerationEnded, GenerationStarted, SaveFailed, Skipped, Stopped
 from thinpipe.swarm.peer.remote_run import RemoteRun
 from thinpipe.swarm.protocol.messages import Answer, Assignment, Finished
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.trainer import Trainer
 
 DIVERGED = Stopped(step=7, reason="not_finite")
 

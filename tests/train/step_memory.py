@@ -18,7 +18,7 @@ from benchmarks.step.peak_memory import RETURN_BLOCKS_AT_ONCE
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import from_table
 from thinpipe.core.peak_memory import peak_resident_nbytes
-from thinpipe.train.engine import Engine
+from thinpipe.training.engine import Engine
 
 VOCABULARY = 8192
 

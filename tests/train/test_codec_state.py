@@ -19,7 +19,7 @@ from thinpipe.config.run import CheckpointConfig, DataConfig, ParallelismConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import SaveFailed, Skipped, Started, Step, Validated
 from thinpipe.data import ShardWriter
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.trainer import Trainer
 
 EF21 = BoundaryConfig(
     states=CompressionConfig(kind="topk", keep=0.3, feedback="ef21"),

@@ -13,8 +13,8 @@ from thinpipe.config.families import PRESETS
 from thinpipe.config.run import ParallelismConfig, RunConfig
 from thinpipe.models import build, materialise
 from thinpipe.pipeline.stage_module import token_losses
-from thinpipe.plan.messages import message_sizes
-from thinpipe.plan.segment_costs import segment_costs, segment_needs, shared_nbytes
+from thinpipe.planning.messages import message_sizes
+from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes
 from thinpipe.subspace import GrassmannTracker
 
 FAMILIES = ("llama-tiny", "gpt2-tiny")

@@ -2,7 +2,7 @@
 
 import math
 
-from thinpipe.train.faults import ABSURD, NOT_FINITE, find_fault
+from thinpipe.training.faults import ABSURD, NOT_FINITE, find_fault
 
 ENDS = [(boundary, forward) for boundary in range(3) for forward in (True, False)]
 PROCESS_OF_SEGMENT = [0, 0, 1, 2]

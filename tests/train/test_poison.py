@@ -24,10 +24,10 @@ from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
 from thinpipe.config.run import CheckpointConfig, ParallelismConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import Retried, Skipped, Step
-from thinpipe.train.engine import Engine
-from thinpipe.train.faults import PoisonedError
-from thinpipe.train.run_environment import RunEnvironment
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.engine import Engine
+from thinpipe.training.faults import PoisonedError
+from thinpipe.training.run_environment import RunEnvironment
+from thinpipe.training.trainer import Trainer
 
 NAMED = {case.name: case for case in CASES}
 METHODS = {

@@ -27,9 +27,9 @@ from thinpipe.config.run import CheckpointConfig, ParallelismConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Stopped, read_events
-from thinpipe.train import process as process_module
-from thinpipe.train.error_file import ERROR_FILE_VARIABLE
-from thinpipe.train.trainer import Trainer
+from thinpipe.training import process as process_module
+from thinpipe.training.error_file import ERROR_FILE_VARIABLE
+from thinpipe.training.trainer import Trainer
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from thinpipe.train.run_environment import RunEnvironment
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.run_environment import RunEnvironment
+from thinpipe.training.trainer import Trainer
 from thinpipe.transport.collectives import collectives_for
 
 

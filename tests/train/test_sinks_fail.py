@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from tests.monitor.sample_events import step
-from thinpipe.train.console import DisplayWithExporters, LineDisplay, _close
+from thinpipe.training.console import DisplayWithExporters, LineDisplay, _close
 
 
 class Broken:

@@ -43,8 +43,8 @@ from thinpipe.core.events import (
     read_events,
 )
 from thinpipe.data import Cursor
-from thinpipe.train.engine import Engine
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.engine import Engine
+from thinpipe.training.trainer import Trainer
 
 
 def events(config, kind):

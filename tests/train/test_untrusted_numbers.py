@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from thinpipe.train.engine import Engine
+from thinpipe.training.engine import Engine
 from thinpipe.transport.collectives import LocalCollectives
 
 VOCABULARY, BOUNDARIES = 64, 2

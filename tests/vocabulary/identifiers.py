@@ -64,7 +64,7 @@ ORDINARY: tuple[tuple[str, str, str], ...] = (
     (r"src/thinpipe/(data/dataset|boundary/aqsgd)\.py", r"epochs?|steps_per_epoch", "passes over the data"),
     (r"benchmarks/(finetune|images)/.*", r"epochs?|EPOCHS|steps_per_epoch", "passes over the data"),
     (r"benchmarks/chaos/networks\.py", r"chains", "chains of nftables"),
-    (r"src/thinpipe/plan/simulation/schedule_actions\.py", r"chain", "itertools.chain"),
+    (r"src/thinpipe/planning/simulation/schedule_actions\.py", r"chain", "itertools.chain"),
     (
         r"src/thinpipe/models/seed_names\.py",
         r"necks|anchors|widen",

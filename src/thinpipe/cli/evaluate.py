@@ -13,7 +13,7 @@ from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import from_table
 from thinpipe.core.errors import UserError
 from thinpipe.data import EvenlySpacedBatches, Tokenizer, Tokens, has_tokens, sequential_batches
-from thinpipe.train.engine import choose_device, mean_loss
+from thinpipe.training.engine import choose_device, mean_loss
 
 _LOG = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from thinpipe.checkpoint import find_checkpoint, load_model, run_folder_of
 from thinpipe.config.commands import GenerateConfig
 from thinpipe.data import Tokenizer
 from thinpipe.models.generate import generate
-from thinpipe.train.engine import choose_device
+from thinpipe.training.engine import choose_device
 
 
 def run(config: GenerateConfig) -> int:

@@ -11,13 +11,13 @@ from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.extras import require_extra
 from thinpipe.core.units import parse_count
-from thinpipe.plan.advice import advise, bottleneck
-from thinpipe.plan.devices import precision_of
-from thinpipe.plan.machines import Machines, load_machines
-from thinpipe.plan.model_shape import resolve_model
-from thinpipe.plan.planner import Plan, estimate_cost, make_plan
-from thinpipe.plan.render import as_dict, render
-from thinpipe.plan.search import search
+from thinpipe.planning.advice import advise, bottleneck
+from thinpipe.planning.devices import precision_of
+from thinpipe.planning.machines import Machines, load_machines
+from thinpipe.planning.model_shape import resolve_model
+from thinpipe.planning.planner import Plan, estimate_cost, make_plan
+from thinpipe.planning.render import as_dict, render
+from thinpipe.planning.search import search
 from thinpipe.swarm.protocol.status import machines_from_status
 
 
@@ -49,7 +49,7 @@ def run(config: PlanConfig) -> int:
             console.print(tried, soft_wrap=True)
         console.print(render(plan, limit, changes, cost))
     if config.figure is not None:
-        from thinpipe.plan.simulation.timeline_figure import draw_timeline
+        from thinpipe.planning.simulation.timeline_figure import draw_timeline
 
         draw_timeline(plan, config.figure)
     return 0 if plan.fits else 1

@@ -17,7 +17,7 @@ class MachineConfig:
     name: str | None = None
     """Name of the machine. None: the name of its device."""
     device: str | None = None
-    """Name in the table of known devices (plan/devices.py), for example RTX 4090."""
+    """Name in the table of known devices (planning/devices.py), for example RTX 4090."""
     tflops: float | None = None
     """Dense TFLOP/s that training reaches in the run's precision; overrides the value known for the device."""
     memory: str | None = None

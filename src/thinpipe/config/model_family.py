@@ -1,9 +1,9 @@
 """Description of a decoder family: which layers a model has and what they are called. Imports no torch.
 
 `models/decoder.py` builds modules from a description, `config/parameter_shapes.py` states the shapes of their
-parameters, `plan/` computes costs, and `models/hf` converts Hugging Face folders. A family is one file in
+parameters, `planning/` computes costs, and `models/hf` converts Hugging Face folders. A family is one file in
 `config/families`. The kinds of norms and MLPs to choose from are implemented in `models/decoder.py`, and what they save
-for the backward pass is stated in `plan/activations.py`.
+for the backward pass is stated in `planning/activations.py`.
 """
 
 from collections.abc import Callable

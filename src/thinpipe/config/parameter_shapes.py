@@ -1,6 +1,6 @@
 """Trainable parameters of a model: names, shapes and tags, from its configuration alone. Imports no torch.
 
-`models.build` refuses a model whose modules differ from this description, and `plan/` computes costs from it.
+`models.build` refuses a model whose modules differ from this description, and `planning/` computes costs from it.
 """
 
 import math

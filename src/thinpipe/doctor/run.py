@@ -22,10 +22,10 @@ from thinpipe.data import Tokens, has_tokens, progress_bar
 from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.doctor.machine import missing_extras
 from thinpipe.models import ModelConfig
-from thinpipe.plan.segment_costs import segment_costs, segment_needs, shared_nbytes
+from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes
 from thinpipe.swarm.peer.machine_probe import usable_nbytes
-from thinpipe.train.data_loading import DatasetInfo, LocalTokens
-from thinpipe.train.engine import choose_device
+from thinpipe.training.data_loading import DatasetInfo, LocalTokens
+from thinpipe.training.engine import choose_device
 
 _SHOWN_BY_EXTRAS = ("dashboard", "prometheus", "tensorboard", "wandb")
 """Settings of `metrics` that need the extra of the same name."""

@@ -4,7 +4,7 @@ import pytest
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import numerics
-from thinpipe.plan.partition import Partition
+from thinpipe.planning.partition import Partition
 from thinpipe.swarm.hub.membership import Generation, GenerationEnd, Membership
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
 from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Accusation, Measure, NextRequest

@@ -15,7 +15,7 @@ from thinpipe.core.events import Stopped
 from thinpipe.core.hashing import text_sha256
 from thinpipe.core.run_folder import MANIFEST, step_folder
 from thinpipe.models.model import make_space
-from thinpipe.plan.partition import Partition
+from thinpipe.planning.partition import Partition
 from thinpipe.subspace.basis import Basis
 from thinpipe.swarm.hub.commits import ledger as commits
 from thinpipe.swarm.hub.commits.history import Commit
@@ -24,8 +24,8 @@ from thinpipe.swarm.hub.commits.recovery import COMMIT_FILE
 from thinpipe.swarm.hub.membership import Generation
 from thinpipe.swarm.hub.training_host import TrainingHost
 from thinpipe.swarm.protocol.messages import AnnouncementReply
-from thinpipe.train.console import LineDisplay
-from thinpipe.train.data_loading import tokenizer_sha256
+from thinpipe.training.console import LineDisplay
+from thinpipe.training.data_loading import tokenizer_sha256
 
 
 def begin(run_host, number=1):

@@ -15,8 +15,8 @@ from thinpipe.swarm.broker.broker import Broker
 from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.server import Hub
 from thinpipe.swarm.hub.training_host import TrainingHost
-from thinpipe.train.console import open_display
-from thinpipe.train.graceful_shutdown import StopRequest
+from thinpipe.training.console import open_display
+from thinpipe.training.graceful_shutdown import StopRequest
 
 POLL_SECONDS = 0.1
 _IN_USE_BY = "another hub, or by a `thinpipe train`: stop that process first, or choose another folder"

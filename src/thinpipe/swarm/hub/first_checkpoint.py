@@ -12,7 +12,7 @@ from thinpipe.checkpoint.storage import FileEntry, layer_of
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.models import build, materialise
-from thinpipe.train.data_loading import DatasetInfo
+from thinpipe.training.data_loading import DatasetInfo
 
 
 def make_first_checkpoint(config: RunConfig, dataset_info: DatasetInfo, folder: CheckpointFolder) -> Checkpoint:

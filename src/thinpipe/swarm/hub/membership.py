@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from thinpipe.core.errors import UserError
-from thinpipe.plan.partition import Machine, Partition
+from thinpipe.planning.partition import Machine, Partition
 from thinpipe.swarm.protocol.machine_report import MachineReport
 from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Measure, NextRequest
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from thinpipe.core.events import AnyEvent, RolledBack
 from thinpipe.core.numerics import Numerics
-from thinpipe.plan.partition import Machine, Partition
+from thinpipe.planning.partition import Machine, Partition
 from thinpipe.swarm.hub.membership import Generation
 from thinpipe.swarm.hub.services.files import ExpectedFile
 from thinpipe.swarm.protocol.messages import AnnouncementReply, Measure, RestoreFiles

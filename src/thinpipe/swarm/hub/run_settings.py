@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from thinpipe.config.run import DataConfig, JobConfig, MetricsConfig, RunConfig
 from thinpipe.core.errors import UserError
-from thinpipe.train.data_loading import token_dtype
+from thinpipe.training.data_loading import token_dtype
 
 _ONE_STAGE_SCHEDULES = ("GPipe", "1F1B")
 _MAX_ANSWER_NBYTES = 8_000_000

@@ -24,9 +24,9 @@ from thinpipe.core.numerics import numerics
 from thinpipe.core.run_folder import checkpoints_path, events_path, step_folder
 from thinpipe.data import Cursor
 from thinpipe.models.model import make_space
-from thinpipe.plan.messages import message_sizes
-from thinpipe.plan.partition import Machine, Partition, make_partition
-from thinpipe.plan.segment_costs import segment_costs, segment_needs, shared_nbytes
+from thinpipe.planning.messages import message_sizes
+from thinpipe.planning.partition import Machine, Partition, make_partition
+from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes
 from thinpipe.swarm.hub.commits.interval import CommitPlan, StepTimeEstimator, plan_commits, predict_step_seconds
 from thinpipe.swarm.hub.commits.log import COMMIT_LOG_FILE, CommitLog
 from thinpipe.swarm.hub.commits.lost_files import describe_missing_files, find_missing, set_aside
@@ -46,8 +46,8 @@ from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart
 from thinpipe.swarm.hub.run_settings import refuse_large_batches, reject_unused_settings, settings_for_peers
 from thinpipe.swarm.hub.services.files import ExpectedFile
 from thinpipe.swarm.protocol.messages import AnnouncementReply, Measure, RestoreFiles
-from thinpipe.train.console import Display
-from thinpipe.train.data_loading import LocalTokens, token_dtype, tokenizer_sha256
+from thinpipe.training.console import Display
+from thinpipe.training.data_loading import LocalTokens, token_dtype, tokenizer_sha256
 
 _LOG = logging.getLogger(__name__)
 _MAX_FILE_NBYTES = 1 << 50

@@ -52,8 +52,8 @@ from thinpipe.swarm.protocol.messages import (
     RestoreFiles,
     Standby,
 )
-from thinpipe.train.faults import PoisonedError
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.faults import PoisonedError
+from thinpipe.training.trainer import Trainer
 from thinpipe.transport.nats.client import UnreachableError
 from thinpipe.transport.nats.connection import HubConnection
 from thinpipe.transport.nats.frame import Origin

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.swarm.protocol.machine_report import ProcessorReport
-from thinpipe.train.engine import choose_device
+from thinpipe.training.engine import choose_device
 
 _FIRST_TOKENS = 32
 """Number of tokens in the first, smallest measurement."""

@@ -39,9 +39,9 @@ from thinpipe.swarm.protocol.messages import (
     TokensRequest,
     is_near_removal,
 )
-from thinpipe.train.data_loading import DatasetInfo, token_dtype, tokenizer_sha256
-from thinpipe.train.engine import Ids
-from thinpipe.train.run_environment import RunEnvironment
+from thinpipe.training.data_loading import DatasetInfo, token_dtype, tokenizer_sha256
+from thinpipe.training.engine import Ids
+from thinpipe.training.run_environment import RunEnvironment
 from thinpipe.transport.collectives import Collectives, collectives_for
 from thinpipe.transport.nats.connection import HubConnection
 

@@ -9,7 +9,7 @@ import msgspec
 
 from thinpipe.core.events import PeerAssignment
 from thinpipe.core.units import format_bit_rate, format_bytes, format_flops
-from thinpipe.plan.partition import Machine
+from thinpipe.planning.partition import Machine
 from thinpipe.swarm.protocol.decoding import sanitize
 
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]

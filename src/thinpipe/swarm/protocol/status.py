@@ -6,7 +6,7 @@ import msgspec
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.units import format_bytes, format_flops
-from thinpipe.plan.machines import Hub, Machine, Machines
+from thinpipe.planning.machines import Hub, Machine, Machines
 from thinpipe.swarm.protocol.machine_report import MachineReport
 
 if TYPE_CHECKING:

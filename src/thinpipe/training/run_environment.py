@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from thinpipe.core.events import AnyEvent
-from thinpipe.train.data_loading import TokenSource
+from thinpipe.training.data_loading import TokenSource
 from thinpipe.transport.collectives import Collectives, collectives_for
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from thinpipe.plan.simulation.links import Framing, Hop, LinkSpec, Network
-from thinpipe.plan.simulation.processors import Clock, processors
-from thinpipe.plan.simulation.schedule_actions import Action, PassKind
+from thinpipe.planning.simulation.links import Framing, Hop, LinkSpec, Network
+from thinpipe.planning.simulation.processors import Clock, processors
+from thinpipe.planning.simulation.schedule_actions import Action, PassKind
 
 SpanKind = Literal["forward", "backward", "input", "weight", "send", "optimiser"]
 

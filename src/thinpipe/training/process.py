@@ -16,8 +16,8 @@ from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import OtherProcessError, UserError
 from thinpipe.core.files import write_atomically
-from thinpipe.train.error_file import ERROR_FILE_VARIABLE, ErrorReport
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.error_file import ERROR_FILE_VARIABLE, ErrorReport
+from thinpipe.training.trainer import Trainer
 from thinpipe.transport.gloo_group import open_group
 
 _LOG = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from thinpipe.config.machines import Duplex, LatencyPer, MachineConfig, Machines
 from thinpipe.config.toml import load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.units import parse_bytes, parse_duration, parse_rate
-from thinpipe.plan.devices import Precision, find_device
-from thinpipe.plan.partition import Machine as Measured
+from thinpipe.planning.devices import Precision, find_device
+from thinpipe.planning.partition import Machine as Measured
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from thinpipe.config.run import RunConfig
 from thinpipe.core.files import file_sha256
 from thinpipe.core.hashing import text_sha256
 from thinpipe.data import Batches, Cursor, EvenlySpacedBatches, Tokenizer, Tokens, has_tokens
-from thinpipe.train.engine import Ids
+from thinpipe.training.engine import Ids
 from thinpipe.transport.collectives import Collectives
 
 _LOG = logging.getLogger(__name__)

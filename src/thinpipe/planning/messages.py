@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from thinpipe.boundary.sizes import MessageSize, backward_nbytes, forward_nbytes
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
-from thinpipe.plan.partition import Traffic
+from thinpipe.planning.partition import Traffic
 
 
 @dataclass(frozen=True, kw_only=True)

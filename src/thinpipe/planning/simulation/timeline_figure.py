@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from thinpipe.plan.planner import Plan, utilization_of
+from thinpipe.planning.planner import Plan, utilization_of
 from thinpipe.report.figures import pyplot
 
 _COLOURS = {

@@ -40,12 +40,12 @@ from thinpipe.core.run_folder import checkpoints_path, events_path, settings_pat
 from thinpipe.data import Cursor
 from thinpipe.models import ModelConfig
 from thinpipe.optim.lr_schedule import lr_factor
-from thinpipe.train.console import Display, open_display
-from thinpipe.train.data_loading import BatchLoader
-from thinpipe.train.engine import Engine, StepOutcome
-from thinpipe.train.faults import Fault, PoisonedError
-from thinpipe.train.graceful_shutdown import StopRequest
-from thinpipe.train.run_environment import RunEnvironment
+from thinpipe.training.console import Display, open_display
+from thinpipe.training.data_loading import BatchLoader
+from thinpipe.training.engine import Engine, StepOutcome
+from thinpipe.training.faults import Fault, PoisonedError
+from thinpipe.training.graceful_shutdown import StopRequest
+from thinpipe.training.run_environment import RunEnvironment
 
 _LOG = logging.getLogger(__name__)
 MAX_CONSECUTIVE_SKIPS = 3

@@ -14,14 +14,14 @@ from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS, Placement, place
-from thinpipe.plan.machine_loads import MachineLoad, machine_load_of, peak_in_flight
-from thinpipe.plan.machines import Hub, Machine, Machines
-from thinpipe.plan.messages import MessageSizes, message_sizes
-from thinpipe.plan.partition import make_partition
-from thinpipe.plan.segment_costs import SegmentCost, segment_costs, segment_needs, shared_nbytes
-from thinpipe.plan.simulation.links import LinkSpec
-from thinpipe.plan.simulation.schedule_actions import Action, action_lists
-from thinpipe.plan.simulation.simulate import StageTimes, StepSpec, Timeline, simulate
+from thinpipe.planning.machine_loads import MachineLoad, machine_load_of, peak_in_flight
+from thinpipe.planning.machines import Hub, Machine, Machines
+from thinpipe.planning.messages import MessageSizes, message_sizes
+from thinpipe.planning.partition import make_partition
+from thinpipe.planning.segment_costs import SegmentCost, segment_costs, segment_needs, shared_nbytes
+from thinpipe.planning.simulation.links import LinkSpec
+from thinpipe.planning.simulation.schedule_actions import Action, action_lists
+from thinpipe.planning.simulation.simulate import StageTimes, StepSpec, Timeline, simulate
 
 _ALLREDUCE_NBYTES_PER_TENSOR = 8
 """Bytes that each parameter tensor adds to the one all-reduce of a step: its gradient norm."""

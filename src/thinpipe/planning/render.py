@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from thinpipe.core.units import format_count, format_duration_ceil
-from thinpipe.plan.advice import Change
-from thinpipe.plan.machine_loads import MachineLoad
-from thinpipe.plan.machines import Hub, Machine
-from thinpipe.plan.measured_loss import describe_loss_gap
-from thinpipe.plan.planner import Cost, Plan, utilization_of
+from thinpipe.planning.advice import Change
+from thinpipe.planning.machine_loads import MachineLoad
+from thinpipe.planning.machines import Hub, Machine
+from thinpipe.planning.measured_loss import describe_loss_gap
+from thinpipe.planning.planner import Cost, Plan, utilization_of
 
 _SHOWN_CHANGES = 3
 

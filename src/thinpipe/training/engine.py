@@ -31,7 +31,7 @@ from thinpipe.pipeline.runner import Runner, TwinRunner
 from thinpipe.pipeline.sanity import MessageSanityCheck
 from thinpipe.pipeline.stage_module import StageModule, token_losses
 from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, Subspace, rebase_squares
-from thinpipe.train.faults import Fault, find_fault
+from thinpipe.training.faults import Fault, find_fault
 from thinpipe.transport.collectives import Collectives, collectives_for
 
 Ids = npt.NDArray[np.int64]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.units import format_bit_rate, format_bytes, format_flops
-from thinpipe.plan.partition_search import (
+from thinpipe.planning.partition_search import (
     Machine,
     PlacedStage,
     SegmentNeeds,

@@ -9,9 +9,9 @@ FLOPs per token, forward and backward, for sequence length S, model width D and 
                               the basis tracker runs
     8 and 16 for 6 and 12     in blocks with activation checkpointing (execution.checkpoint_activations)
 
-Memory: weights, gradients and optimizer moments; saved activations of a micro-batch (`plan/activations.py`) times the
-number of micro-batches in flight; and temporary tensors of a running segment. Bytes of tensors only: Python, torch and
-its libraries come on top.
+Memory: weights, gradients and optimizer moments; saved activations of a micro-batch (`planning/activations.py`) times
+the number of micro-batches in flight; and temporary tensors of a running segment. Bytes of tensors only: Python, torch
+and its libraries come on top.
 
 Checked against torch's fake tensors, to the byte and operation, in `tests/plan/test_segment_costs.py`, and against real
 steps in `tests/train/test_costs.py`: for 15 whole models on a CPU (Llama and GPT-2, dense and subspace, three sizes of
@@ -27,8 +27,8 @@ from thinpipe.config.parameter_shapes import ParameterGroup, SegmentShapes, segm
 from thinpipe.config.run import RunConfig
 from thinpipe.core.units import ITEM_NBYTES
 from thinpipe.pipeline.placement import in_flight_microbatches
-from thinpipe.plan.activations import count_saved_activations
-from thinpipe.plan.partition import SegmentNeeds
+from thinpipe.planning.activations import count_saved_activations
+from thinpipe.planning.partition import SegmentNeeds
 
 
 @dataclass(frozen=True, kw_only=True)

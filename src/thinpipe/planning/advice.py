@@ -11,8 +11,8 @@ from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.units import format_bytes
-from thinpipe.plan.machines import Hub, Machine, Machines
-from thinpipe.plan.planner import Plan, Utilization, make_plan
+from thinpipe.planning.machines import Hub, Machine, Machines
+from thinpipe.planning.planner import Plan, Utilization, make_plan
 
 _BOTTLENECK_SHARE = 0.8
 """Busy share of a step from which a processor or link counts as the bottleneck."""

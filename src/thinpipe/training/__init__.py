@@ -22,7 +22,7 @@ from thinpipe.config.run import (
 )
 
 if TYPE_CHECKING:
-    from thinpipe.train.trainer import Trainer
+    from thinpipe.training.trainer import Trainer
 
 __all__ = [
     "BasisConfig",

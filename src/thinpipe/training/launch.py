@@ -24,8 +24,8 @@ from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
 from thinpipe.core.folder_lock import FolderLock, run_lock
-from thinpipe.train.error_file import ERROR_FILE_VARIABLE, ErrorReport
-from thinpipe.train.graceful_shutdown import SIGNALS
+from thinpipe.training.error_file import ERROR_FILE_VARIABLE, ErrorReport
+from thinpipe.training.graceful_shutdown import SIGNALS
 from thinpipe.transport.rendezvous import Rendezvous
 
 _LOG = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def run(config: RunConfig) -> int:
         if degree > 1 and started is None:
             return launch(config, degree, lock)
         process = importlib.import_module(
-            "thinpipe.train.process"
+            "thinpipe.training.process"
         )  # imports torch, which takes seconds; the launcher needs none
         code: int = process.train(config, in_group=degree > 1)
         return code

@@ -13,9 +13,9 @@ from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS
-from thinpipe.plan.machines import Machine, Machines
-from thinpipe.plan.planner import Plan, make_plan
-from thinpipe.plan.segment_costs import segment_costs
+from thinpipe.planning.machines import Machine, Machines
+from thinpipe.planning.planner import Plan, make_plan
+from thinpipe.planning.segment_costs import segment_costs
 
 MAX_PASSES, MAX_PLANS = 24_000, 60
 """Budget of the search in simulated passes and in plans, about a second; then the best plan so far is returned with

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.pipeline.placement import Placement
-from thinpipe.plan.machines import Machine
-from thinpipe.plan.segment_costs import SegmentCost, shared_nbytes
-from thinpipe.plan.simulation.schedule_actions import Action, PassKind
+from thinpipe.planning.machines import Machine
+from thinpipe.planning.segment_costs import SegmentCost, shared_nbytes
+from thinpipe.planning.simulation.schedule_actions import Action, PassKind
 
 
 @dataclass(frozen=True, kw_only=True)
