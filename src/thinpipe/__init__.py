@@ -1,6 +1,91 @@
 """thinpipe trains language models whose layers are spread over machines joined by ordinary internet links.
 
-Importing this package does not import torch; import what you need from subpackages such as `thinpipe.models`.
+The names below are the public API, described in docs/reference/api.md; everything else may change in any release. A
+name is imported from its module when it is first used, so `import thinpipe` imports no torch.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thinpipe.api.model import LoadedModel, load
+    from thinpipe.api.planning import plan
+    from thinpipe.api.run import Losses, Run, train
+    from thinpipe.api.tokens import tokenize
+    from thinpipe.boundary.codec import Codec, codec
+    from thinpipe.boundary.contract import Compressor, MessageContext, MessageShape
+    from thinpipe.boundary.packing import pack_bits, unpack_bits
+    from thinpipe.boundary.registry import register_compressor
+    from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
+    from thinpipe.config.run import RunConfig
+    from thinpipe.core.errors import RunFailedError, UserError
+    from thinpipe.pipeline.compressed_sequential import CompressedSequential
+    from thinpipe.pipeline.compressed_stage import CompressedStage
+    from thinpipe.planning.planner import Plan
+
 __version__ = "0.1.0"
+
+_MODULES = {
+    "BoundaryConfig": "thinpipe.config.boundary",
+    "Codec": "thinpipe.boundary.codec",
+    "CompressedSequential": "thinpipe.pipeline.compressed_sequential",
+    "CompressedStage": "thinpipe.pipeline.compressed_stage",
+    "CompressionConfig": "thinpipe.config.boundary",
+    "Compressor": "thinpipe.boundary.contract",
+    "LoadedModel": "thinpipe.api.model",
+    "Losses": "thinpipe.api.run",
+    "MessageContext": "thinpipe.boundary.contract",
+    "MessageShape": "thinpipe.boundary.contract",
+    "Plan": "thinpipe.planning.planner",
+    "Run": "thinpipe.api.run",
+    "RunConfig": "thinpipe.config.run",
+    "RunFailedError": "thinpipe.core.errors",
+    "UserError": "thinpipe.core.errors",
+    "codec": "thinpipe.boundary.codec",
+    "load": "thinpipe.api.model",
+    "pack_bits": "thinpipe.boundary.packing",
+    "plan": "thinpipe.api.planning",
+    "register_compressor": "thinpipe.boundary.registry",
+    "tokenize": "thinpipe.api.tokens",
+    "train": "thinpipe.api.run",
+    "unpack_bits": "thinpipe.boundary.packing",
+}
+"""Module of every public name."""
+
+__all__ = [
+    "BoundaryConfig",
+    "Codec",
+    "CompressedSequential",
+    "CompressedStage",
+    "CompressionConfig",
+    "Compressor",
+    "LoadedModel",
+    "Losses",
+    "MessageContext",
+    "MessageShape",
+    "Plan",
+    "Run",
+    "RunConfig",
+    "RunFailedError",
+    "UserError",
+    "codec",
+    "load",
+    "pack_bits",
+    "plan",
+    "register_compressor",
+    "tokenize",
+    "train",
+    "unpack_bits",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -140,11 +140,11 @@ class BoundaryMethod:
     def backward_nbytes(self) -> int:
         return self.gradients.compressor.nbytes
 
-    def encode_state(self, state: Tensor, ids_BW: Tensor, message_id: MessageId) -> Tensor:
-        """The encoded state as uint8, without the token ids."""
+    def encode_state(self, state: Tensor, ids_BW: Tensor | None, message_id: MessageId) -> Tensor:
+        """The encoded state as uint8, without the token ids, which only AQ-SGD needs."""
         return self.states.encode(state.float(), MessageContext(training=message_id.training, ids_BW=ids_BW))
 
-    def decode_state(self, data: Tensor, ids_BW: Tensor, message_id: MessageId) -> Tensor:
+    def decode_state(self, data: Tensor, ids_BW: Tensor | None, message_id: MessageId) -> Tensor:
         state = self.states.decode(data, MessageContext(training=message_id.training, ids_BW=ids_BW))
         return state.to(self.shape.dtype)
 
@@ -174,6 +174,18 @@ class BoundaryMethod:
         ids_shape = (self.shape.batch, self.shape.tokens + 1)
         ids_BW = unpack_ids(message[state_nbytes:], ids_shape, self.shape.vocab_size)
         return ids_BW, self.decode_state(message[:state_nbytes], ids_BW, message_id)
+
+    @torch.no_grad()
+    def pack_state(self, state: Tensor, message_id: MessageId) -> Tensor:
+        """A forward message without token ids, for models whose stages exchange nothing but the state. Never a view of
+        `state`, which the model may overwrite before the message is sent."""
+        encoded = self.encode_state(state.detach(), None, message_id)
+        message = encoded.clone() if encoded.data_ptr() == state.data_ptr() else encoded
+        return self._with_checked_length(message, self.states.compressor.nbytes)
+
+    @torch.no_grad()
+    def unpack_state(self, message: Tensor, message_id: MessageId) -> Tensor:
+        return self.decode_state(self._with_checked_length(message, self.states.compressor.nbytes), None, message_id)
 
     @torch.no_grad()
     def pack_backward(self, gradient: Tensor, message_id: MessageId) -> Tensor:

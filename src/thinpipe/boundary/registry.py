@@ -9,12 +9,14 @@ from pathlib import Path
 from thinpipe.boundary.aqsgd import AqSgd
 from thinpipe.boundary.contract import BoundaryMethod, Compressor, DirectionCodec, MessageShape
 from thinpipe.boundary.error_feedback import Ef21, ErrorFeedback
+from thinpipe.boundary.formats import FORMATS
 from thinpipe.boundary.lowrank import LowRank
 from thinpipe.boundary.number_format import make_dense_compressor, make_subspace_compressor
 from thinpipe.boundary.quantise import Quantise
 from thinpipe.boundary.reused_mask import MaskedCompressor, ReusedMaskMethod
 from thinpipe.boundary.topk import TopK
-from thinpipe.config.boundary import BoundaryConfig, CompressionConfig, FormatName
+from thinpipe.config.boundary import COMPRESSION_SETTINGS, BoundaryConfig, CompressionConfig, FormatName
+from thinpipe.core.errors import UserError
 
 FORMAT_COMPRESSORS: dict[str, Callable[[MessageShape, FormatName, int], Compressor]] = {
     "none": make_dense_compressor,
@@ -34,6 +36,21 @@ FEEDBACKS: dict[str, Callable[[Compressor, MessageShape, Path | None], Direction
     "ef21": Ef21,
     "aqsgd": AqSgd,
 }
+
+
+def register_compressor(
+    name: str, compressor: Callable[[MessageShape, CompressionConfig, int], Compressor], settings: tuple[str, ...] = ()
+) -> None:
+    """Makes a compressor of your own known in this program by `name`, for `CompressionConfig(kind=name)` and `codec`.
+
+    `compressor` is called with the shape of the messages, the settings and a seed that both ends share, and returns a
+    `Compressor`. `settings` are the fields of `CompressionConfig` that apply to it; the first is required. Processes
+    that `train` starts do not know the name: it is for one process, and for pipelines of your own, where every process
+    registers it. Raises UserError if the name is taken by another compressor.
+    """
+    if COMPRESSORS.get(name, compressor) is not compressor or name in ("none", *FORMATS):
+        raise UserError(f"there is already a compressor named {name!r}: choose another name")
+    COMPRESSORS[name], COMPRESSION_SETTINGS[name] = compressor, settings
 
 
 def make_method(settings: BoundaryConfig, shape: MessageShape, *, in_subspace: bool, seed: int) -> BoundaryMethod:

@@ -61,13 +61,13 @@ class ReusedMaskMethod(BoundaryMethod):
         super().rollback()
         self.sent, self.received = {}, {}
 
-    def encode_state(self, state: Tensor, ids_BW: Tensor, message_id: MessageId) -> Tensor:
+    def encode_state(self, state: Tensor, ids_BW: Tensor | None, message_id: MessageId) -> Tensor:
         data = super().encode_state(state, ids_BW, message_id)
         if message_id.training:
             self.sent[message_id.microbatch] = self.topk.kept_indices(data)
         return data
 
-    def decode_state(self, data: Tensor, ids_BW: Tensor, message_id: MessageId) -> Tensor:
+    def decode_state(self, data: Tensor, ids_BW: Tensor | None, message_id: MessageId) -> Tensor:
         if message_id.training:
             self.received[message_id.microbatch] = self.topk.kept_indices(data)
         return super().decode_state(data, ids_BW, message_id)

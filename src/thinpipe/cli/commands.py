@@ -31,7 +31,7 @@ class Verb:
 VERBS: dict[str, Verb] = {
     "tokenize": Verb(TokenizeConfig, "thinpipe.cli.tokenize:run"),
     "plan": Verb(PlanConfig, "thinpipe.cli.plan:run", starts_with_file=True),
-    "train": Verb(RunConfig, "thinpipe.training.launch:run", starts_with_file=True),
+    "train": Verb(RunConfig, "thinpipe.cli.train:run", starts_with_file=True),
     "hub": Verb(HubConfig, "thinpipe.swarm.hub.command:run", starts_with_file=True, swarm=True),
     "join": Verb(JoinConfig, "thinpipe.swarm.peer.join:run", swarm=True),
     "up": Verb(UpConfig, "thinpipe.swarm.local:up", starts_with_file=True, swarm=True),

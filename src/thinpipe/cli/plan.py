@@ -6,6 +6,8 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from thinpipe.api.planning import plan_for
+from thinpipe.config.model import ModelConfig
 from thinpipe.config.plan import PlanConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
@@ -15,9 +17,9 @@ from thinpipe.planning.advice import advise, bottleneck
 from thinpipe.planning.devices import precision_of
 from thinpipe.planning.machines import Machines, load_machines
 from thinpipe.planning.model_shape import resolve_model
-from thinpipe.planning.planner import Plan, estimate_cost, make_plan
+from thinpipe.planning.planner import Plan, estimate_cost
 from thinpipe.planning.render import as_dict, render
-from thinpipe.planning.search import search
+from thinpipe.planning.search import SearchResult
 from thinpipe.swarm.protocol.status import machines_from_status
 
 
@@ -27,32 +29,39 @@ def run(config: PlanConfig) -> int:
     model, guessed = resolve_model(settings, config.vocab_size)
     machines = _load_machines(config.machines, settings)
     machines = replace(machines, assumptions=(*machines.assumptions, *guessed))
-    tried = ""
-    if config.search:
-        found = search(settings, model, machines, use_all_peers=use_all_peers)
-        before, settings, model = model, found.best.config, found.best.model
-        end = "" if found.converged else " (the search was cut off: there may be faster ones)"
-        moved = (
-            ""
-            if model == before
-            else "\nIts boundaries differ from those of the settings, so it is another model: compare its loss too."
-        )
-        tried = f"{found.tried} combinations tried{end}. The fastest:\n{_as_cli_flags(found.best)}{moved}"
-    plan = make_plan(settings, model, machines, use_all_peers=use_all_peers, record=config.figure is not None)
+    plan, found = plan_for(
+        settings,
+        model,
+        machines,
+        find_fastest=config.search,
+        use_all_peers=use_all_peers,
+        record=config.figure is not None,
+    )
     limit, changes = bottleneck(plan), advise(plan, use_all_peers=use_all_peers)
     cost = estimate_cost(plan, None if config.tokens is None else parse_count(config.tokens))
     if config.json:
         print(msgspec.json.encode(as_dict(plan, limit, changes, cost)).decode())
     else:
         console = Console(highlight=False, markup=False)
-        if tried:
-            console.print(tried, soft_wrap=True)
+        if found is not None:
+            console.print(_describe_search(found, model), soft_wrap=True)
         console.print(render(plan, limit, changes, cost))
     if config.figure is not None:
         from thinpipe.planning.simulation.timeline_figure import draw_timeline
 
         draw_timeline(plan, config.figure)
     return 0 if plan.fits else 1
+
+
+def _describe_search(found: SearchResult, model: ModelConfig) -> str:
+    """What the search tried and chose; `model` is that of the settings."""
+    end = "" if found.converged else " (the search was cut off: there may be faster ones)"
+    moved = (
+        ""
+        if found.best.model == model
+        else "\nIts boundaries differ from those of the settings, so it is another model: compare its loss too."
+    )
+    return f"{found.tried} combinations tried{end}. The fastest:\n{_as_cli_flags(found.best)}{moved}"
 
 
 def _as_cli_flags(plan: Plan) -> str:

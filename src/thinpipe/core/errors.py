@@ -16,6 +16,19 @@ class UserError(Exception):
     """
 
 
+class RunFailedError(Exception):
+    """A run that several processes compute failed. The message names the process and its problem; the newest checkpoint
+    is whole, so the same call resumes the run.
+
+    `reported`: the process has already reported the error, to its launcher or on stderr. `user_error`: it was an error
+    that a user can fix.
+    """
+
+    def __init__(self, message: str, *, reported: bool = False, user_error: bool = False) -> None:
+        super().__init__(message)
+        self.reported, self.user_error = reported, user_error
+
+
 class OtherProcessError(ConnectionError):
     """Another process of the run has a problem and raises it itself; the message names that process. A ConnectionError,
     because this process can continue without the other one: a peer of a hub's run joins the next generation."""

@@ -38,8 +38,6 @@ class PipelineRunner:
             MessageStage(stage_module, index, count, device=device, group=group)
             for stage_module, index in zip(stage_modules, indices, strict=True)
         ]
-        for stage in self.stages:
-            stage.local_previous = next((s for s in self.stages if s.stage_index == stage.stage_index - 1), None)
         layout = SCHEDULE_LAYOUTS[schedule]
         self.schedule = SCHEDULES[schedule](
             self.stages[0] if layout.stages_per_process == 1 else self.stages,

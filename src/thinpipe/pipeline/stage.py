@@ -1,18 +1,20 @@
-"""A torch PipelineStage that exchanges encoded boundary messages instead of tensors.
+"""torch PipelineStages that exchange encoded boundary messages instead of tensors: `EncodedStage`, which moves the
+messages, and `MessageStage`, whose messages hold a state and token ids.
 
 torch's schedule orders the computation but gets no P2P operations: the stage posts its own receives, fills torch's
 receive slots from decoded messages and sends encoded ones. The boundary method determines message lengths. torch's
 exchange of pickled shape metadata, by which a neighbour could run code here, raises an error instead.
 
 All uses of private names of torch's pipelining are in this file: args_recv_info, grad_recv_info, fwd_cache, bwd_cache,
-stage_index_to_group_rank, _send_meta, _recv_meta; Schedule1F1B._num_stages.
+stage_index_to_group_rank, _prepare_forward_infra, _send_meta, _recv_meta; Schedule1F1B._num_stages.
 """
 
+from abc import abstractmethod
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from thinpipe.boundary.contract import BoundaryMethod, MessageId
@@ -29,43 +31,51 @@ if not torch.__version__.startswith(SUPPORTED_TORCH):
     )
 
 
-class MessageStage(PipelineStage):
-    """One pipeline stage. Input: token ids (first stage) or a state. Output: a state, or the mean loss (last stage)."""
+class EncodedStage(PipelineStage):
+    """A pipeline stage that exchanges encoded messages: one state forward and one gradient back per micro-batch.
+
+    Subclasses encode and decode. A message to a stage in the same process is encoded and decoded too, so that placement
+    does not change results.
+    """
 
     def __init__(
         self,
-        stage_module: StageModule,
+        submodule: nn.Module,
         index: int,
         count: int,
         *,
+        input_args: Tensor,
+        output_args: Tensor,
+        before: int,
+        after: int,
         device: torch.device,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | None,
     ) -> None:
-        shape = stage_module.methods[0].shape
-        ids = torch.zeros(shape.batch, shape.tokens + 1, dtype=torch.int64, device=device)
-        state = torch.zeros(shape.batch, shape.tokens, shape.width, dtype=shape.dtype, device=device)
-        state.requires_grad_()
-        loss = torch.zeros((), dtype=torch.float32, device=device).requires_grad_()
-        first, last = index == 0, index == count - 1
+        """`input_args`, `output_args`: example tensors. `before`, `after`: boundary indices before and after the stage."""
         super().__init__(
-            stage_module,
-            index,
-            count,
-            device,
-            input_args=(ids,) if first else (state,),
-            output_args=(loss,) if last else (state,),
-            group=group,
+            submodule, index, count, device, input_args=(input_args,), output_args=(output_args,), group=group
         )
-        self.stage_module, self.step, self.training, self.label = stage_module, 0, True, Label()
-        self.before, self.after = stage_module.indices.start - 1, stage_module.indices.stop - 1
-        """Indices of the boundaries before and after this stage."""
-        self.local_previous: MessageStage | None = None
-        """Previous stage, if it is in this process."""
-        self.ids: dict[int, Tensor] = {}
+        self.before, self.after, self.label = before, after, Label()
+        self.microbatches = 0
+        """Micro-batches of a step, as the schedule told the stage in its first step."""
         self.states_in: P2PReceiver | None = None
         self.gradients_in: P2PReceiver | None = None
         self.states_out: P2PSender | None = None
         self.gradients_out: P2PSender | None = None
+
+    @abstractmethod
+    def encode_state(self, state: Tensor, microbatch: int) -> Tensor:
+        """The forward message, uint8."""
+
+    @abstractmethod
+    def decode_state(self, message: Tensor, microbatch: int) -> Tensor: ...
+
+    @abstractmethod
+    def encode_gradient(self, gradient: Tensor | None, microbatch: int) -> Tensor:
+        """The backward message, uint8. A gradient is None if the output of the stage does not depend on its input."""
+
+    @abstractmethod
+    def decode_gradient(self, message: Tensor, microbatch: int) -> Tensor: ...
 
     def connect(self) -> None:
         """Creates senders and receivers for neighbouring stages in other processes.
@@ -87,6 +97,133 @@ class MessageStage(PipelineStage):
                 group, peer, p2p_tag(self.after, forward=False), name=names[0], device=self.device
             )
             self.states_out = P2PSender(group, peer, p2p_tag(self.after, forward=True), name=names[1])
+
+    @property
+    def _next_is_here(self) -> bool:
+        return not self.is_last and self.stage_index_to_group_rank[self.stage_index + 1] == self.group_rank
+
+    def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
+        self.microbatches = num_microbatches
+        return super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
+
+    # Forward
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:  # noqa: ARG002  posted by the stage itself
+        return []
+
+    def forward_one_chunk(self, fwd_chunk_id: int, args: tuple[Any, ...], *more: Any, **kwargs: Any) -> Any:
+        """The output of the stage, or its encoding for a next stage in this process, which gets what this returns."""
+        if self.states_in is not None:
+            self._accept_state(self.states_in.receive(fwd_chunk_id).to(self.device), fwd_chunk_id)
+        self.before_forward(fwd_chunk_id, args)
+        output = super().forward_one_chunk(fwd_chunk_id, args, *more, **kwargs)
+        if not self.is_first:
+            self._release_slots(self.args_recv_info[fwd_chunk_id])
+        return self._state_message(fwd_chunk_id) if self._next_is_here else output
+
+    def before_forward(self, microbatch: int, args: tuple[Any, ...]) -> None:
+        """Called before the module runs, after the state was decoded; `args` are those of the schedule's `step`."""
+
+    def _accept_state(self, message: Tensor, chunk: int) -> None:
+        (slot,) = self.args_recv_info[chunk]
+        slot.buffer = self.decode_state(message, chunk)
+
+    def _state_message(self, chunk: int) -> Tensor:
+        (state,), _ = self.fwd_cache[chunk]
+        return self.encode_state(state, chunk)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        if self.states_out is not None:
+            self.states_out.send(self._state_message(fwd_chunk_id), self.label, fwd_chunk_id)
+        return []
+
+    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
+        """The message that `forward_one_chunk` of the previous stage, in this process, has returned."""
+        self._accept_state(prev_stage_outputs, mb_index)
+
+    # Backward
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:  # noqa: ARG002  posted by the stage itself
+        return []
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        if self.gradients_in is not None and self.has_backward:
+            self._accept_gradient(self.gradients_in.receive(bwd_chunk_id).to(self.device), bwd_chunk_id)
+        result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        if not self.is_last and self.has_backward:
+            self._release_slots(self.grad_recv_info[bwd_chunk_id])
+        return result
+
+    def _release_slots(self, slots: tuple[Any, ...]) -> None:
+        """Frees consumed receive buffers, which torch would hold until the next step."""
+        for slot in slots:
+            slot.buffer = None
+
+    def _accept_gradient(self, message: Tensor, chunk: int) -> None:
+        (slot,) = self.grad_recv_info[chunk]
+        slot.buffer = self.decode_gradient(message, chunk)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        if self.gradients_out is not None and self.has_backward:
+            (gradient,) = self.bwd_cache.pop(bwd_chunk_id)
+            self.gradients_out.send(self.encode_gradient(gradient, bwd_chunk_id), self.label, bwd_chunk_id)
+        return []
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """Message with the gradient for the previous stage, in this process; None in validation, where V schedules also
+        ask for one."""
+        if not self.has_backward:
+            return None
+        (gradient,) = super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
+        return self.encode_gradient(gradient, mb_index)
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """The message that `get_local_bwd_output` of the next stage, in this process, has returned."""
+        if self.has_backward:
+            self._accept_gradient(next_stage_bwd_outputs, mb_index)
+
+    # Metadata exchange is disabled: nothing from the network is unpickled
+
+    def _send_meta(self, meta: Any, dst_stage: int) -> NoReturn:  # noqa: ARG002
+        raise RuntimeError(
+            f"stage {self.stage_index} was asked to send metadata to stage {dst_stage}: shapes are static"
+        )
+
+    def _recv_meta(self, src_stage: int) -> NoReturn:
+        raise RuntimeError(f"stage {src_stage} offers stage {self.stage_index} metadata: refused, shapes are static")
+
+
+class MessageStage(EncodedStage):
+    """Stage of a language model. Input: token ids (first stage) or a state. Output: a state, or the mean loss (last
+    stage). A forward message holds the state and the token ids."""
+
+    def __init__(
+        self,
+        stage_module: StageModule,
+        index: int,
+        count: int,
+        *,
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        shape = stage_module.methods[0].shape
+        ids = torch.zeros(shape.batch, shape.tokens + 1, dtype=torch.int64, device=device)
+        state = torch.zeros(shape.batch, shape.tokens, shape.width, dtype=shape.dtype, device=device)
+        state.requires_grad_()
+        loss = torch.zeros((), dtype=torch.float32, device=device).requires_grad_()
+        super().__init__(
+            stage_module,
+            index,
+            count,
+            input_args=ids if index == 0 else state,
+            output_args=loss if index == count - 1 else state,
+            before=stage_module.indices.start - 1,
+            after=stage_module.indices.stop - 1,
+            device=device,
+            group=group,
+        )
+        self.stage_module, self.step, self.training = stage_module, 0, True
+        self.ids: dict[int, Tensor] = {}
 
     def begin(self, step: int, microbatches: int, *, backward: bool) -> None:
         """Starts a step (or validation, with `backward` False) and posts its receives."""
@@ -115,97 +252,31 @@ class MessageStage(PipelineStage):
     def _message_id(self, boundary: int, microbatch: int) -> MessageId:
         return self.stage_module.message_id(boundary, step=self.step, microbatch=microbatch, training=self.training)
 
-    # Forward
-
-    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:  # noqa: ARG002  posted by `begin`
-        return []
-
-    def forward_one_chunk(self, fwd_chunk_id: int, args: tuple[Any, ...], *more: Any, **kwargs: Any) -> Any:
+    def before_forward(self, microbatch: int, args: tuple[Any, ...]) -> None:
         if self.is_first:
-            (self.ids[fwd_chunk_id],) = args
-        elif self.states_in is not None:
-            self._accept(self.states_in.receive(fwd_chunk_id).to(self.device), fwd_chunk_id)
+            (self.ids[microbatch],) = args
         self.stage_module.begin(
-            self.ids[fwd_chunk_id], step=self.step, microbatch=fwd_chunk_id, backward_follows=self.training
+            self.ids[microbatch], step=self.step, microbatch=microbatch, backward_follows=self.training
         )
-        output = super().forward_one_chunk(fwd_chunk_id, args, *more, **kwargs)
-        if not self.is_first:
-            self._release_slots(self.args_recv_info[fwd_chunk_id])
-        return output
 
-    def _accept(self, message: Tensor, chunk: int) -> None:
-        (slot,) = self.args_recv_info[chunk]
-        message_id = self._message_id(self.before, chunk)
-        self.ids[chunk], slot.buffer = self._method_before.unpack_forward(message, message_id)
+    def encode_state(self, state: Tensor, microbatch: int) -> Tensor:
+        return self._method_after.pack_forward(self.ids[microbatch], state, self._message_id(self.after, microbatch))
+
+    def decode_state(self, message: Tensor, microbatch: int) -> Tensor:
+        message_id = self._message_id(self.before, microbatch)
+        self.ids[microbatch], state = self._method_before.unpack_forward(message, message_id)
         if self.training:
-            self.stage_module.sanity.observe(self.before, slot.buffer, forward=True)
+            self.stage_module.sanity.observe(self.before, state, forward=True)
+        return state
 
-    def _state_message(self, state: Tensor, chunk: int) -> Tensor:
-        return self._method_after.pack_forward(self.ids[chunk], state, self._message_id(self.after, chunk))
+    def encode_gradient(self, gradient: Tensor | None, microbatch: int) -> Tensor:
+        assert gradient is not None
+        return self._method_before.pack_backward(gradient, self._message_id(self.before, microbatch))
 
-    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        if self.states_out is not None:
-            (state,), _ = self.fwd_cache[fwd_chunk_id]
-            self.states_out.send(self._state_message(state, fwd_chunk_id), self.label, fwd_chunk_id)
-        return []
-
-    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
-        """Input from a stage in this process: encoded and decoded like a sent message, so placement does not change
-        results."""
-        assert self.local_previous is not None
-        self._accept(self.local_previous._state_message(prev_stage_outputs, mb_index), mb_index)
-
-    # Backward
-
-    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:  # noqa: ARG002  posted by `begin`
-        return []
-
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        if self.gradients_in is not None and self.has_backward:
-            self._accept_gradient(self.gradients_in.receive(bwd_chunk_id).to(self.device), bwd_chunk_id)
-        result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-        if not self.is_last and self.has_backward:
-            self._release_slots(self.grad_recv_info[bwd_chunk_id])
-        return result
-
-    def _release_slots(self, slots: tuple[Any, ...]) -> None:
-        """Frees consumed receive buffers, which torch would hold until the next step."""
-        for slot in slots:
-            slot.buffer = None
-
-    def _accept_gradient(self, message: Tensor, chunk: int) -> None:
-        (slot,) = self.grad_recv_info[chunk]
-        slot.buffer = self._method_after.unpack_backward(message, self._message_id(self.after, chunk))
-        self.stage_module.sanity.observe(self.after, slot.buffer, forward=False)
-
-    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        if self.gradients_out is not None and self.has_backward:
-            (gradient,) = self.bwd_cache.pop(bwd_chunk_id)
-            assert gradient is not None
-            message_id = self._message_id(self.before, bwd_chunk_id)
-            self.gradients_out.send(self._method_before.pack_backward(gradient, message_id), self.label, bwd_chunk_id)
-        return []
-
-    def get_local_bwd_output(self, mb_index: int) -> Any:
-        """Gradient for the previous stage in this process; None in validation, where V schedules also ask for one."""
-        return super().get_local_bwd_output(mb_index) if self.has_backward else None  # type: ignore[no-untyped-call]
-
-    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        if not self.has_backward:
-            return
-        (gradient,) = next_stage_bwd_outputs
-        message = self._method_after.pack_backward(gradient, self._message_id(self.after, mb_index))
-        self._accept_gradient(message, mb_index)
-
-    # Metadata exchange is disabled: nothing from the network is unpickled
-
-    def _send_meta(self, meta: Any, dst_stage: int) -> NoReturn:  # noqa: ARG002
-        raise RuntimeError(
-            f"stage {self.stage_index} was asked to send metadata to stage {dst_stage}: shapes are static"
-        )
-
-    def _recv_meta(self, src_stage: int) -> NoReturn:
-        raise RuntimeError(f"stage {src_stage} offers stage {self.stage_index} metadata: refused, shapes are static")
+    def decode_gradient(self, message: Tensor, microbatch: int) -> Tensor:
+        gradient = self._method_after.unpack_backward(message, self._message_id(self.after, microbatch))
+        self.stage_module.sanity.observe(self.after, gradient, forward=False)
+        return gradient
 
 
 class EarlyForwards1F1B(Schedule1F1B):

@@ -5,7 +5,6 @@ So the placement of segments does not change a bit of the result.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from thinpipe.boundary.contract import BoundaryMethod, MessageId
 from thinpipe.core.seeds import derive_seed
 from thinpipe.models import Segment
+from thinpipe.pipeline.in_process_boundary import cross_boundary
 from thinpipe.pipeline.sanity import MessageSanityCheck
 from thinpipe.subspace import Basis
 
@@ -63,7 +63,8 @@ class StageModule(nn.Module):
             if index > self.indices.start:
                 method = self.method(index - 1, training=training)
                 message_id = self.message_id(index - 1, step=step, microbatch=microbatch, training=training)
-                state = _InProcessBoundary.apply(state, self.ids_BW, method, message_id, self.sanity)  # type: ignore[no-untyped-call]
+                assert state is not None
+                state = cross_boundary(state, self.ids_BW, method, message_id, self.sanity)
             _seed(derive_seed(self.seed, "dropout", step, microbatch, index), self.ids_BW.device)
             state = segment(self.ids_BW[:, :-1], state if index else None)
         assert state is not None
@@ -86,31 +87,6 @@ def _seed(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-
-
-class _InProcessBoundary(torch.autograd.Function):
-    """Boundary inside a process: encodes and decodes the state forward and the gradient backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        state: Tensor,
-        ids_BW: Tensor,
-        method: BoundaryMethod,
-        message_id: MessageId,
-        sanity: MessageSanityCheck,
-    ) -> Tensor:
-        ctx.method, ctx.message_id, ctx.sanity = method, message_id, sanity
-        arrived = method.decode_state(method.encode_state(state, ids_BW, message_id), ids_BW, message_id)
-        if message_id.training:
-            sanity.observe(message_id.boundary, arrived, forward=True)
-        return arrived
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-        arrived = ctx.method.decode_gradient(ctx.method.encode_gradient(gradient, ctx.message_id), ctx.message_id)
-        ctx.sanity.observe(ctx.message_id.boundary, arrived, forward=False)
-        return arrived, None, None, None, None
 
 
 def token_losses(logits_BTV: Tensor, ids_BW: Tensor) -> Tensor:

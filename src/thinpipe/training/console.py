@@ -100,10 +100,10 @@ def _name(exporter: Exporter) -> str:
 
 
 @contextmanager
-def open_display(config: RunConfig, *, is_leader: bool = True) -> Iterator[Display]:
+def open_display(config: RunConfig, *, is_leader: bool = True, quiet: bool = False) -> Iterator[Display]:
     """Opens the display for this console and these settings. Dashboard, exporters and live table are for one process of
-    a run: the one with `is_leader`."""
-    console, metrics, folder = Console(), config.metrics, config.job.dump_folder
+    a run: the one with `is_leader`. `quiet`: nothing is printed."""
+    console, metrics, folder = Console(quiet=quiet), config.metrics, config.job.dump_folder
     with ExitStack() as stack:
         exporters = list[Exporter]()
         if is_leader:
@@ -116,7 +116,7 @@ def open_display(config: RunConfig, *, is_leader: bool = True) -> Iterator[Displ
             for exporter in open_exporters(asked):
                 stack.callback(_close, exporter)
                 exporters.append(exporter)
-        if not console.is_terminal:
+        if quiet or not console.is_terminal:
             yield DisplayWithExporters(LineDisplay(console, log_freq=metrics.log_freq), exporters)
         elif metrics.live and is_leader:
             yield DisplayWithExporters(stack.enter_context(LiveTable(console, folder)), exporters)

@@ -3,21 +3,27 @@ trainer stops after the current step, the hub asks its peers to save and stop. T
 handler, which normally ends the process at once."""
 
 import signal
+import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+def in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 class StopRequest:
-    """Context manager whose `requested` becomes True on the first signal. Must be used in the main thread."""
+    """Context manager whose `requested` becomes True on the first signal. Does nothing outside the main thread, which
+    alone can handle signals."""
 
     def __init__(self) -> None:
         self.requested = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in SIGNALS:
+        for number in SIGNALS if in_main_thread() else ():
             self._previous[number] = signal.signal(number, self._on_signal)
         return self
 

@@ -1,7 +1,7 @@
-"""Entry point of `thinpipe train`: trains in this process (also as a worker of `torchrun`), or launches one local
-process per pipeline rank.
+"""Entry point of a run: trains in this process (also as a worker of `torchrun`), or launches one local process per
+pipeline rank.
 
-The launcher imports no torch. When one process fails, all are ended, and the launcher prints the earliest error last.
+The launcher imports no torch. When one process fails, all are ended, and the launcher raises the earliest error.
 """
 
 import importlib
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,11 +21,15 @@ import msgspec
 
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
-from thinpipe.core.errors import UserError
+from thinpipe.core.errors import DECODE_ERRORS, RunFailedError, UserError
+from thinpipe.core.events import AnyEvent
 from thinpipe.core.files import write_atomically
 from thinpipe.core.folder_lock import FolderLock, run_lock
+from thinpipe.core.log_tail import Tail
+from thinpipe.core.run_folder import events_path
 from thinpipe.training.error_file import ERROR_FILE_VARIABLE, ErrorReport
-from thinpipe.training.graceful_shutdown import SIGNALS
+from thinpipe.training.graceful_shutdown import SIGNALS, in_main_thread
+from thinpipe.training.observer import FAILED, Observer
 from thinpipe.transport.rendezvous import Rendezvous
 
 _LOG = logging.getLogger(__name__)
@@ -37,10 +41,11 @@ _IN_USE_BY = (
 )
 
 
-def run(config: RunConfig) -> int:
-    """Runs training; returns the exit code: 0, 1 if the run failed, 2 for a user error in a launched process.
+def train(config: RunConfig, observer: Observer) -> None:
+    """Runs training; `observer` gets the events of this process, or of process 0 of those that it launches.
 
-    Raises UserError for wrong settings found in this process.
+    Raises UserError for wrong settings, RunFailedError if one of several processes failed, and the exception that a
+    callback of `observer` has raised.
     """
     degree, started = config.parallelism.pipeline_parallel_degree, os.environ.get("WORLD_SIZE")
     if started is not None and int(started) != degree:
@@ -50,12 +55,13 @@ def run(config: RunConfig) -> int:
         )
     with _hold_run_lock(config.job.dump_folder) as lock:
         if degree > 1 and started is None:
-            return launch(config, degree, lock)
-        process = importlib.import_module(
-            "thinpipe.training.process"
-        )  # imports torch, which takes seconds; the launcher needs none
-        code: int = process.train(config, in_group=degree > 1)
-        return code
+            launch(config, degree, lock, observer)
+        else:
+            process = importlib.import_module(
+                "thinpipe.training.process"
+            )  # imports torch, which takes seconds; the launcher needs none
+            process.train(config, observer, in_group=degree > 1)
+    observer.raise_error()
 
 
 @contextmanager
@@ -82,10 +88,10 @@ class Worker:
     """File with the output of the process; None if it prints to this console."""
 
 
-def launch(config: RunConfig, degree: int, lock: FolderLock | None) -> int:
-    """Starts `degree` processes on this machine and waits for them; returns the exit code.
+def launch(config: RunConfig, degree: int, lock: FolderLock | None, observer: Observer) -> None:
+    """Starts `degree` processes on this machine and waits for them. Raises UserError or RunFailedError if one failed.
 
-    Process 0 prints to the console, the others to log files in the run folder.
+    Process 0 prints to the console, unless `observer` is quiet, the others to log files in the run folder.
     """
     folder = config.job.dump_folder / "processes"
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,18 +101,40 @@ def launch(config: RunConfig, degree: int, lock: FolderLock | None) -> int:
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
     workers: list[Worker] = []
     inherited = lock.inheritable if lock else ()
+    events = _EventReader(events_path(config.job.dump_folder), observer)
     with _signals_to(workers):
         with Rendezvous(degree) as rendezvous:
             for rank in range(degree):
                 variables, descriptors = rendezvous.variables(rank), inherited + rendezvous.inherited_by(rank)
-                workers.append(_start(settings, folder, rank, environment | variables, descriptors))
-        return _watch(workers)
+                log = folder / f"process-{rank}.log" if rank or observer.quiet else None
+                workers.append(_start(settings, folder, rank, environment | variables, descriptors, log))
+        failed = _watch(workers, events)
+        if failed is not None and observer.stop_reason not in FAILED:
+            raise _failure(workers, failed)
+
+
+class _EventReader:
+    """Passes the events that the processes append to the log of the run to the observer."""
+
+    def __init__(self, path: Path, observer: Observer) -> None:
+        self.observer, self._tail = observer, Tail(path)
+        self._decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+    def read(self) -> None:
+        for encoded in self._tail.lines():
+            with suppress(*DECODE_ERRORS):  # truncated by a full disk
+                self.observer.on_event(self._decoder.decode(encoded))
 
 
 def _start(
-    settings: Path, folder: Path, rank: int, environment: Mapping[str, str], inherited: tuple[int, ...]
+    settings: Path,
+    folder: Path,
+    rank: int,
+    environment: Mapping[str, str],
+    inherited: tuple[int, ...],
+    log: Path | None,
 ) -> Worker:
-    error_file, log = folder / f"error-{rank}.json", folder / f"process-{rank}.log" if rank else None
+    error_file = folder / f"error-{rank}.json"
     error_file.unlink(missing_ok=True)
     output = log.open("wb") if log else None
     try:
@@ -127,7 +155,8 @@ def _start(
 
 @contextmanager
 def _signals_to(workers: list[Worker]) -> Iterator[None]:
-    """Forwards signals to the workers, and kills the workers that are left on exit.
+    """Forwards signals to the workers (in the main thread, which alone gets them), and kills the workers that are left
+    on exit.
 
     The first signal goes to worker 0 only, because stop requests are shared in the all-reduce of the step; later
     ones go to all workers.
@@ -140,7 +169,7 @@ def _signals_to(workers: list[Worker]) -> Iterator[None]:
         for worker in workers[: 1 if received == 1 else None]:
             worker.process.send_signal(number)
 
-    previous = {number: signal.signal(number, forward) for number in SIGNALS}
+    previous = {number: signal.signal(number, forward) for number in SIGNALS if in_main_thread()}
     try:
         yield
     finally:
@@ -151,11 +180,20 @@ def _signals_to(workers: list[Worker]) -> Iterator[None]:
                 worker.process.kill()
 
 
-def _watch(workers: list[Worker]) -> int:
-    """Waits until all workers have exited, or for the grace period after one failed; returns the exit code."""
+def _watch(workers: list[Worker], events: _EventReader) -> Worker | None:
+    """Waits until all workers have exited, or for the grace period after one failed; returns the first that failed.
+
+    Worker 0 gets SIGTERM if the observer asks the run to stop.
+    """
+    asked = False
     while all(worker.process.poll() in (None, 0) for worker in workers):
-        if all(worker.process.poll() == 0 for worker in workers):
-            return 0
+        ended = all(worker.process.poll() == 0 for worker in workers)
+        events.read()
+        if ended:
+            return None
+        if events.observer.asked_to_stop() and not asked:
+            workers[0].process.terminate()
+            asked = True
         time.sleep(0.05)
     first = next(worker for worker in workers if worker.process.poll() not in (None, 0))
     deadline = time.monotonic() + _GRACE_SECONDS
@@ -164,11 +202,12 @@ def _watch(workers: list[Worker]) -> int:
     for rank, worker in enumerate(workers):
         if worker.process.poll() is None:
             _LOG.warning("process %d did not end within %g s and is killed", rank, _GRACE_SECONDS)
-    return _explain(workers, first)
+    events.read()
+    return first
 
 
-def _explain(workers: list[Worker], first: Worker) -> int:
-    """Prints why the run failed and returns the exit code.
+def _failure(workers: list[Worker], first: Worker) -> Exception:
+    """The exception that says why the run failed.
 
     The cause is a worker killed by a signal, else the oldest error file, where a report about another process counts
     only if that process has written none. Without either, the workers have printed their own errors.
@@ -181,15 +220,15 @@ def _explain(workers: list[Worker], first: Worker) -> int:
         name = signal.Signals(-(killed.process.returncode or 0)).name
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         place = f"process {workers.index(killed)}"
-        print(f"thinpipe: {place} was ended by {name}{hint}. Run the same command again to resume", file=sys.stderr)
-        return 1
+        return RunFailedError(f"{place} was ended by {name}{hint}. Run the same command again to resume")
     reports = [(worker, _read_report(worker)) for worker in workers if worker.error_file.exists()]
     if not reports:
-        return first.process.returncode or 1
+        more = f": see {first.log}" if first.log else ""
+        text = f"process {workers.index(first)} failed with exit code {first.process.returncode}{more}"
+        return RunFailedError(text, reported=first.log is None)
     origin, report = min(reports, key=lambda pair: (pair[1].in_other_process, pair[0].error_file.stat().st_mtime_ns))
     more = f" (full output of the process: {origin.log})" if origin.log and not report.user_error else ""
-    print(f"thinpipe: {report.text}{more}", file=sys.stderr)
-    return 2 if report.user_error else 1
+    return UserError(report.text) if report.user_error else RunFailedError(f"{report.text}{more}")
 
 
 def _read_report(worker: Worker) -> ErrorReport:

@@ -14,20 +14,38 @@ import torch.distributed as dist
 
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
-from thinpipe.core.errors import OtherProcessError, UserError
+from thinpipe.core.errors import OtherProcessError, RunFailedError, UserError
+from thinpipe.core.events import AnyEvent
 from thinpipe.core.files import write_atomically
 from thinpipe.training.error_file import ERROR_FILE_VARIABLE, ErrorReport
+from thinpipe.training.observer import Observer
+from thinpipe.training.run_environment import RunEnvironment
 from thinpipe.training.trainer import Trainer
 from thinpipe.transport.gloo_group import open_group
 
 _LOG = logging.getLogger(__name__)
 
 
-def train(config: RunConfig, *, in_group: bool) -> int:
-    """Trains and returns the exit code: 0, 1 if the run failed, 2 for a user error.
+class _ObservedRun(RunEnvironment):
+    """Hooks of a local run with an observer."""
 
-    Raises every exception of a single process; in a group, raises only unexpected ones, after reporting them.
+    def __init__(self, observer: Observer) -> None:
+        self.observer, self.quiet = observer, observer.quiet
+
+    def on_event(self, event: AnyEvent) -> None:
+        self.observer.on_event(event)
+
+    def asked_to_stop(self) -> bool:
+        return self.observer.asked_to_stop()
+
+
+def train(config: RunConfig, observer: Observer, *, in_group: bool) -> None:
+    """Trains in this process, which is one of several if `in_group`; `observer` learns how the run ended.
+
+    Raises every exception of a single process. In a group, reports an exception and raises it, or RunFailedError in
+    place of a UserError or a ConnectionError.
     """
+    before = torch.are_deterministic_algorithms_enabled()
     if config.debug.deterministic:
         torch.use_deterministic_algorithms(True)
     trainer: Trainer | None = None
@@ -36,21 +54,22 @@ def train(config: RunConfig, *, in_group: bool) -> int:
         if in_group:
             _stop_without_launcher()
             group = open_group(config.link, timeout=timedelta(seconds=config.parallelism.timeout_seconds))
-        trainer = Trainer(config, group)
+        trainer = Trainer(config, group, _ObservedRun(observer))
         if config.job.print_config and trainer.collectives.rank == 0:
             print(dump_toml(config))
             print(f"# the model: {trainer.model_config}")
-        reason = trainer.train()
+        trainer.train()
     except Exception as error:
         if not in_group:
             raise
-        _report_error(error, trainer)
+        text = _report_error(error, trainer)
         if not isinstance(error, UserError | ConnectionError):
             raise
-        return 2 if isinstance(error, UserError) else 1
+        raise RunFailedError(text, reported=True, user_error=isinstance(error, UserError)) from error
+    finally:
+        torch.use_deterministic_algorithms(before)
     if group is not None:
         dist.destroy_process_group()
-    return 1 if reason in ("not_finite", "not_saved") else 0
 
 
 def _stop_without_launcher() -> None:
@@ -66,8 +85,8 @@ def _stop_without_launcher() -> None:
     Thread(target=wait, name="waits for the launcher", daemon=True).start()
 
 
-def _report_error(error: Exception, trainer: Trainer | None) -> None:
-    """Reports the error to the launcher, or on stderr without one.
+def _report_error(error: Exception, trainer: Trainer | None) -> str:
+    """Reports the error to the launcher, or on stderr without one; returns the text of the report.
 
     Called before the sockets close, so that the error file is older than those of processes that fail because they lose
     this one.
@@ -85,6 +104,7 @@ def _report_error(error: Exception, trainer: Trainer | None) -> None:
         write_atomically(Path(os.environ[ERROR_FILE_VARIABLE]), msgspec.json.encode(report))
     else:
         print(f"thinpipe: {report.text}", file=sys.stderr)
+    return report.text
 
 
 def _in_words(error: Exception) -> str:

@@ -1,5 +1,5 @@
-"""Hooks of the training loop that differ between a local run (defaults below, mostly no-ops) and a run joined through
-a hub (`swarm.peer.remote_run.RemoteRun`)."""
+"""Hooks of the training loop that differ between a local run (defaults below, mostly no-ops), a run with an observer
+(`training.process`) and a run joined through a hub (`swarm.peer.remote_run.RemoteRun`)."""
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +17,8 @@ class RunEnvironment:
 
     tokens: TokenSource | None = None
     """Source of token batches; None: the folder `data.path`."""
+    quiet = False
+    """True: the run prints nothing on the console."""
 
     def collectives(self, group: dist.ProcessGroup | None) -> Collectives:
         """Collectives for the small per-step reductions: gradient norms, losses, stop requests."""
@@ -52,7 +54,7 @@ class RunEnvironment:
         return ()
 
     def asked_to_stop(self) -> bool:
-        """True if the hub asked the run to stop; signals to this process are handled elsewhere."""
+        """True if the hub or an observer asked the run to stop; signals to this process are handled elsewhere."""
         return False
 
     def before_stop_request(self) -> None:

@@ -129,8 +129,8 @@ class Trainer:
     def train(self) -> str:
         """Trains until the last step, a stop request or too many skipped steps, then saves a checkpoint.
 
-        Returns "finished", "signal", "not_finite" (no final checkpoint is saved) or "not_saved". Must be called in the
-        main thread, because it installs signal handlers.
+        Returns "finished", "signal", "not_finite" (no final checkpoint is saved) or "not_saved". Handles signals only
+        in the main thread.
         """
         config = self.config
         total = config.training.steps
@@ -143,7 +143,7 @@ class Trainer:
         with (
             self._stop,
             open_log(events_path(config.job.dump_folder) if self.collectives.rank == 0 else None) as log,
-            open_display(config, is_leader=self.collectives.rank == 0) as display,
+            open_display(config, is_leader=self.collectives.rank == 0, quiet=self.run_environment.quiet) as display,
         ):
             self._log, self._display = log, display
             self._resume_or_start()

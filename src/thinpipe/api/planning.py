@@ -1,0 +1,54 @@
+"""`plan` predicts memory, speed and traffic of a run on given machines. No torch."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from thinpipe.api.settings import run_settings
+from thinpipe.config.model import ModelConfig
+from thinpipe.config.run import RunConfig
+from thinpipe.planning.devices import precision_of
+from thinpipe.planning.machines import Machines, load_machines
+from thinpipe.planning.model_shape import resolve_model
+from thinpipe.planning.planner import Plan, make_plan
+from thinpipe.planning.search import SearchResult, search
+
+
+def plan(
+    config: RunConfig | Path | str,
+    machines: Path | str,
+    *,
+    vocab_size: int | None = None,
+    find_fastest: bool = False,
+    use_all_peers: bool = False,
+    **overrides: Any,
+) -> Plan:
+    """The plan of a run on the machines of a file (as examples/machines.toml): `fits`, `tokens_per_second`,
+    `nbytes_per_token` and, per machine, `machine_loads`.
+
+    `config` and `overrides` as in `train`. `vocab_size`: by default that of the tokens in `data.path`, else the
+    preset's. `find_fastest`: searches for the boundaries, schedule and micro-batches that are fastest on these machines;
+    `Plan.config` and `Plan.model` have them. `use_all_peers`: with a hub, no machine is left as a standby. Raises
+    UserError.
+    """
+    settings = run_settings(config, overrides)
+    model, guessed = resolve_model(settings, vocab_size)
+    known = load_machines(Path(machines), precision=precision_of(settings))
+    known = replace(known, assumptions=(*known.assumptions, *guessed))
+    return plan_for(settings, model, known, find_fastest=find_fastest, use_all_peers=use_all_peers)[0]
+
+
+def plan_for(
+    settings: RunConfig,
+    model: ModelConfig,
+    machines: Machines,
+    *,
+    find_fastest: bool,
+    use_all_peers: bool,
+    record: bool = False,
+) -> tuple[Plan, SearchResult | None]:
+    """The plan, and with `find_fastest` the result of the search. `record`: the plan keeps the timeline of a step."""
+    found = search(settings, model, machines, use_all_peers=use_all_peers) if find_fastest else None
+    if found is not None:
+        settings, model = found.best.config, found.best.model
+    return make_plan(settings, model, machines, use_all_peers=use_all_peers, record=record), found

@@ -1,0 +1,18 @@
+"""`thinpipe train`: trains, and turns the way a run ended into an exit code. Also a process that `train` launches."""
+
+import sys
+
+from thinpipe.api.run import train
+from thinpipe.config.run import RunConfig
+from thinpipe.core.errors import RunFailedError
+from thinpipe.training.observer import FAILED
+
+
+def run(config: RunConfig) -> int:
+    """Exit code: 0, 1 if the run failed, 2 for a user error that a process of a group has reported."""
+    try:
+        return 1 if train(config).stop_reason in FAILED else 0
+    except RunFailedError as error:
+        if not error.reported:
+            print(f"thinpipe: {error}", file=sys.stderr)
+        return 2 if error.user_error else 1
