@@ -27,9 +27,9 @@ def plan(
     `nbytes_per_token` and, per machine, `machine_loads`.
 
     `config` and `overrides` as in `train`. `vocab_size`: by default that of the tokens in `data.path`, else the
-    preset's. `find_fastest`: searches for the boundaries, schedule and micro-batches that are fastest on these machines;
-    `Plan.config` and `Plan.model` have them. `use_all_peers`: with a hub, no machine is left as a standby. Raises
-    UserError.
+    preset's. `find_fastest`: searches for the boundaries, schedule and micro-batches that are fastest on these
+    machines; `Plan.config` and `Plan.model` have them. `use_all_peers`: with a hub, no machine is left as a standby.
+    Raises UserError.
     """
     settings = run_settings(config, overrides)
     model, guessed = resolve_model(settings, vocab_size)

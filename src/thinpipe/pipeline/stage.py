@@ -51,7 +51,7 @@ class EncodedStage(PipelineStage):
         device: torch.device,
         group: dist.ProcessGroup | None,
     ) -> None:
-        """`input_args`, `output_args`: example tensors. `before`, `after`: boundary indices before and after the stage."""
+        """`input_args`, `output_args`: example tensors. `before`, `after`: boundary indices on both sides."""
         super().__init__(
             submodule, index, count, device, input_args=(input_args,), output_args=(output_args,), group=group
         )

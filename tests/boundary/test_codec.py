@@ -1,0 +1,91 @@
+"""Codecs by name: stated bytes, what is decoded, settings that are refused."""
+
+import pytest
+import torch
+
+import thinpipe
+
+SHAPE = (2, 8, 32)
+SETTINGS = {"topk": {"keep": 0.25}, "quantise": {"bits": 4}, "lowrank": {"rank": 4}}
+
+
+@pytest.fixture
+def values():
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes", "error"),
+    [
+        ("fp32", 16 * 128, 0.0),
+        ("bf16", 16 * 64, 0.004),
+        ("int8", 16 * 34, 0.01),
+        ("int4", 16 * 18, 0.13),
+        ("quantise", 2 * (4 + 128), 0.2),
+        ("topk", 2 * (64 * 2 + 32), 0.7),
+        ("lowrank", 16 * 4 * 2 + 4 * 32 * 2, 0.9),
+    ],
+)
+def test_a_codec_has_the_bytes_it_states_and_decodes_what_it_encoded(values, name, nbytes, error):
+    codec = thinpipe.codec(name, SHAPE, **SETTINGS.get(name, {}))
+    data = codec.encode(values)
+    assert (data.dtype, data.shape, codec.nbytes) == (torch.uint8, (nbytes,), nbytes)
+    arrived = codec.decode(data)
+    assert arrived.shape == values.shape
+    relative = ((arrived - values).norm() / values.norm()).item()
+    assert relative <= error
+    assert relative > error / 4 or not error  # it is lossy, and not another codec
+
+
+def test_stochastic_rounding_is_unbiased_and_repeatable(values):
+    def mean(seed):
+        sender, receiver = (thinpipe.codec("int4", SHAPE, stochastic=True, seed=seed) for _ in range(2))
+        return torch.stack([receiver.decode(sender.encode(values)) for _ in range(200)]).mean(0)
+
+    assert torch.equal(mean(0), mean(0))
+    assert not torch.equal(mean(0), mean(1))
+    nearest = thinpipe.codec("int4", SHAPE)
+    assert (mean(0) - values).norm() < 0.3 * (nearest.decode(nearest.encode(values)) - values).norm()
+
+
+def test_error_feedback_sends_the_rest_later(values):
+    sender, receiver = (thinpipe.codec("topk", SHAPE, keep=0.25, feedback="ef21") for _ in range(2))
+    arrived = [receiver.decode(sender.encode(values)) for _ in range(8)]
+    assert (arrived[-1] - values).norm() < 0.05 * (arrived[0] - values).norm()
+
+
+def test_the_data_type_of_what_is_decoded(values):
+    codec = thinpipe.codec("int8", SHAPE, dtype=torch.bfloat16)
+    assert codec.decode(codec.encode(values.bfloat16())).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("int3", {}, "there is no codec 'int3': there are fp32, bf16, int8, int4, topk"),
+        ("int4", {"keep": 0.1}, "the number format int4 has no settings: leave out keep"),
+        ("topk", {}, 'kind = "topk" needs boundary.states.keep'),
+        ("topk", {"keep": 2.0}, "keep must lie between 0 and 1"),
+        ("topk", {"kep": 0.1}, "has a setting that there is not"),
+        ("topk", {"keep": 0.1, "feedback": "aqsgd"}, "token ids"),
+    ],
+)
+def test_a_wrong_codec_is_refused(name, settings, message):
+    with pytest.raises(thinpipe.UserError) as refused:
+        thinpipe.codec(name, SHAPE, **settings)
+    assert message in str(refused.value)
+
+
+def test_other_shapes_and_lengths_are_refused(values):
+    codec = thinpipe.codec("int8", SHAPE)
+    with pytest.raises(ValueError, match=r"a tensor of \(1, 8, 32\) for a codec of \(2, 8, 32\)"):
+        codec.encode(values[:1])
+    with pytest.raises(ValueError, match=r"for a codec of 544 bytes"):
+        codec.decode(codec.encode(values)[1:])
+
+
+def test_a_name_that_is_taken_is_refused():
+    with pytest.raises(thinpipe.UserError, match="already a compressor named 'topk'"):
+        thinpipe.register_compressor("topk", lambda shape, settings, seed: None)
+    with pytest.raises(thinpipe.UserError, match="already a compressor named 'int4'"):
+        thinpipe.register_compressor("int4", lambda shape, settings, seed: None)
