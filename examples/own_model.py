@@ -2,9 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/own_model.py [STEPS]
 
-A small vision transformer learns to tell in which quarter of a noisy image the bright spot is. The last process also
-trains the twin, all stages in one process, and compares every loss and every weight of its own stage, bit for bit.
-"""
+A small vision transformer learns in which quarter of a noisy image the bright spot is. The last process also trains the
+twin, all stages in one process, and compares losses and the weights of its own stage, bit for bit."""
 
 import sys
 

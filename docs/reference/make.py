@@ -1,8 +1,10 @@
-"""Writes settings.md and commands.md beside this file from the dataclasses that the command line is made of.
+"""Writes settings.md and commands.md beside this file from the dataclasses that the command line is made of, and api.md
+from the docstrings of the public names.
 
     python docs/reference/make.py
 
-A test makes them again and fails when they are stale. No torch: what `--help` shows is all that is read.
+A test makes them again and fails when they are stale. No torch: what `--help` shows is all that is read, and the
+modules of the API are parsed, not imported.
 """
 
 import ast
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import thinpipe
 from thinpipe.cli.commands import VERBS, Verb
 from thinpipe.config.hub import HubConfig
 from thinpipe.config.run import RunConfig
@@ -199,7 +202,95 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-PAGES = {"settings.md": settings_page, "commands.md": commands_page}
+API: dict[str, tuple[str, ...]] = {
+    "Train": ("train", "Run", "Losses", "tokenize"),
+    "Use a model": ("load", "LoadedModel"),
+    "Plan": ("plan", "Plan"),
+    "Compress the boundaries of a pipeline of your own": ("CompressedStage", "CompressedSequential", "codec", "Codec"),
+    "Write a compressor": (
+        "Compressor",
+        "register_compressor",
+        "MessageShape",
+        "MessageContext",
+        "pack_bits",
+        "unpack_bits",
+    ),
+    "Settings": ("RunConfig", "BoundaryConfig", "CompressionConfig"),
+    "Errors": ("UserError", "RunFailedError"),
+}
+"""Every public name, by what it is for."""
+API_INTRODUCTION = """Every public name of `import thinpipe`, which imports no torch until a name needs it and has
+types for editors and checkers (`py.typed`). Versions are semantic: from 1.0 on, what this page states changes
+incompatibly only with a new major version, and until then only with a new minor version (0.1 to 0.2), with a line in
+the [changelog](../../CHANGELOG.md). Modules, and names that are not on this page, may change in any release. Examples:
+[a notebook](../../examples/notebook.py), [a model of your own](../../examples/own_model.py),
+[a boundary method of your own](../../examples/custom_boundary.py).
+
+To compress the boundaries of a pipeline of your own, write `CompressedStage` in place of torch's `PipelineStage`:
+
+```python
+stage = thinpipe.CompressedStage(module, rank, world_size, device, shape=(B, T, W), boundary="int4")
+schedule = Schedule1F1B(stage, n_microbatches, loss_fn=loss_fn)  # torch's, as before
+```
+"""
+
+
+def api_page() -> str:
+    """Every public name with its signature and docstring."""
+    parts = [f"# Python API\n\n{NOTE}\n", API_INTRODUCTION]
+    for heading, names in API.items():
+        parts += [f"## {heading}\n", *map(_public_name, names)]
+    return "\n".join(parts)
+
+
+def _public_name(name: str) -> str:
+    file = Path(thinpipe.__file__).parent.joinpath(*thinpipe._MODULES[name].split(".")[1:]).with_suffix(".py")
+    nodes = ast.parse(file.read_text(encoding="utf-8")).body
+    (node,) = (part for part in nodes if isinstance(part, ast.FunctionDef | ast.ClassDef) and part.name == name)
+    if isinstance(node, ast.FunctionDef):
+        return f"### `{name}`\n\n{_signature(node)}\n{_doc(node)}\n"
+    return f"### `{name}`\n\n{_doc(node)}\n\n{_members(node)}"
+
+
+def _members(node: ast.ClassDef) -> str:
+    """Constructor, methods and fields; those of settings are on the page of settings."""
+    if node.name.endswith("Config"):
+        return "Fields: see [settings](settings.md).\n"
+    text = ""
+    for member, after in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name) and member.target.id[0] != "_":
+            stated = after.value if isinstance(after, ast.Expr) else None
+            help_text = f": {_flowed(stated.value)}" if isinstance(stated, ast.Constant) else ""
+            text += f"- `{member.target.id}`: `{ast.unparse(member.annotation)}`{help_text}\n"
+        elif isinstance(member, ast.FunctionDef) and (member.name[0] != "_" or member.name == "__init__"):
+            text += _method(node.name, member)
+    return text
+
+
+def _method(owner: str, node: ast.FunctionDef) -> str:
+    marks = {ast.unparse(mark) for mark in node.decorator_list}
+    if marks & {"property", "cached_property"}:
+        assert node.returns is not None
+        return f"- `{node.name}`: `{ast.unparse(node.returns)}`{': ' if _doc(node) else ''}{_flowed(_doc(node))}\n"
+    called = owner if node.name == "__init__" else f"{owner}.{node.name}"
+    return f"\n{_signature(node, called)}\n{_doc(node)}\n\n"
+
+
+def _signature(node: ast.FunctionDef, called: str = "") -> str:
+    arguments = ast.unparse(node.args).removeprefix("self, ").removeprefix("cls, ").removeprefix("self")
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns and node.name != "__init__" else ""
+    return f"```python\n{called or node.name}({arguments}){returns}\n```\n"
+
+
+def _doc(node: ast.FunctionDef | ast.ClassDef) -> str:
+    return ast.get_docstring(node) or ""
+
+
+def _flowed(text: str) -> str:
+    return " ".join(text.split())
+
+
+PAGES = {"settings.md": settings_page, "commands.md": commands_page, "api.md": api_page}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import thinpipe
 from thinpipe.cli.commands import VERBS
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
@@ -22,7 +23,7 @@ def make():
     del sys.modules[spec.name]
 
 
-@pytest.mark.parametrize("name", ["settings.md", "commands.md"])
+@pytest.mark.parametrize("name", ["settings.md", "commands.md", "api.md"])
 def test_the_page_is_not_stale(make, name):
     assert (REFERENCE / name).read_text() == make.PAGES[name](), "run: python docs/reference/make.py"
 
@@ -30,6 +31,14 @@ def test_the_page_is_not_stale(make, name):
 def test_every_setting_says_what_it_does(make):
     silent = [f"{verb}: {entry.name}" for verb in VERBS for entry in make._flags(VERBS[verb].config) if not entry.help]
     assert not silent
+
+
+def test_every_public_name_is_on_the_page_of_the_api(make):
+    assert sorted(name for names in make.API.values() for name in names) == sorted(thinpipe.__all__)
+    page = make.api_page()
+    assert "### `CompressedStage`" in page
+    assert "train(config: RunConfig | Path | str, *, callbacks:" in page
+    assert "- `stop_reason`: `str | None`: Why training ended" in page
 
 
 def test_a_section_shows_the_defaults_that_it_has_where_it_stands(make):
