@@ -204,6 +204,7 @@ def _cell(text: str) -> str:
 
 API: dict[str, tuple[str, ...]] = {
     "Train": ("train", "Run", "Losses", "tokenize"),
+    "Events that callbacks get": ("Started", "Step", "Validated", "Saved", "Stopped"),
     "Use a model": ("load", "LoadedModel"),
     "Plan": ("plan", "Plan"),
     "Compress the boundaries of a pipeline of your own": ("CompressedStage", "CompressedSequential", "codec", "Codec"),
@@ -262,9 +263,14 @@ def _members(node: ast.ClassDef) -> str:
             stated = after.value if isinstance(after, ast.Expr) else None
             help_text = f": {_flowed(stated.value)}" if isinstance(stated, ast.Constant) else ""
             text += f"- `{member.target.id}`: `{ast.unparse(member.annotation)}`{help_text}\n"
-        elif isinstance(member, ast.FunctionDef) and (member.name[0] != "_" or member.name == "__init__"):
+        elif isinstance(member, ast.FunctionDef) and _is_public(member):
             text += _method(node.name, member)
     return text
+
+
+def _is_public(node: ast.FunctionDef) -> bool:
+    """A method that is for callers: overrides of another library's methods have no docstring."""
+    return bool(_doc(node)) and (node.name[0] != "_" or node.name == "__init__")
 
 
 def _method(owner: str, node: ast.FunctionDef) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
     from thinpipe.config.run import RunConfig
     from thinpipe.core.errors import RunFailedError, UserError
+    from thinpipe.core.events import Saved, Started, Step, Stopped, Validated
     from thinpipe.pipeline.compressed_sequential import CompressedSequential
     from thinpipe.pipeline.compressed_stage import CompressedStage
     from thinpipe.planning.planner import Plan
@@ -40,7 +41,12 @@ _MODULES = {
     "Run": "thinpipe.api.run",
     "RunConfig": "thinpipe.config.run",
     "RunFailedError": "thinpipe.core.errors",
+    "Saved": "thinpipe.core.events",
+    "Started": "thinpipe.core.events",
+    "Step": "thinpipe.core.events",
+    "Stopped": "thinpipe.core.events",
     "UserError": "thinpipe.core.errors",
+    "Validated": "thinpipe.core.events",
     "codec": "thinpipe.boundary.codec",
     "load": "thinpipe.api.model",
     "pack_bits": "thinpipe.boundary.packing",
@@ -67,7 +73,12 @@ __all__ = [
     "Run",
     "RunConfig",
     "RunFailedError",
+    "Saved",
+    "Started",
+    "Step",
+    "Stopped",
     "UserError",
+    "Validated",
     "codec",
     "load",
     "pack_bits",

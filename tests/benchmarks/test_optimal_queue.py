@@ -29,10 +29,10 @@ SHAPE = ModelSettings(preset="llama-tiny", dim=32, n_layers=4, n_heads=2, n_kv_h
 
 @dataclass(frozen=True, kw_only=True)
 class TinyRun(Study):
-    """A run that takes seconds, with a checkpoint at every second step."""
+    """A run that takes seconds, with a checkpoint at every fourth step."""
 
     def config(self, data, folder) -> RunConfig:
-        return replace(super().config(data, folder), checkpoint=CheckpointConfig(interval=2, keep_latest_k=1))
+        return replace(super().config(data, folder), checkpoint=CheckpointConfig(interval=4, keep_latest_k=1))
 
 
 def tiny(name, steps):
@@ -107,7 +107,7 @@ def test_runs_are_carried_out_in_order_and_not_repeated(tokens, tmp_path, starte
 
 @pytest.mark.programs
 def test_a_run_that_was_killed_goes_on_from_its_checkpoint(tokens, tmp_path, started):
-    run, undisturbed = tiny("killed", 300), tmp_path / "undisturbed"
+    run, undisturbed = tiny("killed", 80), tmp_path / "undisturbed"
     output, work = tmp_path / "output", tmp_path / "work"
 
     def kill():
@@ -120,7 +120,7 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(tokens, tmp_path, sta
     killer.join()
     assert not result_path(run, output).exists()
     assert work_off(lambda: [run], tokens, work, output, hours=1)
-    assert started[1].first_step >= 2
+    assert started[1].first_step >= 4
     assert work_off(lambda: [run], tokens, tmp_path / "other", undisturbed, hours=1)
     resumed, whole = (json.loads(result_path(run, folder).read_text()) for folder in (output, undisturbed))
     assert (resumed["starts"], whole["starts"]) == (2, 1)
@@ -181,7 +181,7 @@ def test_the_command_is_nice_and_stops_on_sigterm(six_books, tmp_path, programs)
 def six_books(tmp_path):
     """Training text, and six validation books of different words, as `thinpipe tokenize` leaves them."""
     books = [f"{word} {word} and {word} again, " * 300 for word in ("one", "two", "three", "four", "five", "six")]
-    tokenizer = Tokenizer.train(books, vocab_size=300)
+    tokenizer = Tokenizer.train(books, vocab_size=280)
     tokenizer.save(tmp_path / "six" / "tokenizer")
     for side in ("train", "validation"):
         with ShardWriter(tmp_path / "six" / side, tokenizer.vocabulary, source="words") as writer:

@@ -24,7 +24,6 @@ def test_a_run_is_looked_at_once_and_told_to_others(run_config, capsys):
     assert re.search(r"^run +finished$", printed, re.MULTILINE)
     assert "step 12 of 12" in printed
     assert "segment 0-2" in printed
-    assert "stopped: finished" in printed
 
 
 @pytest.mark.timeout(300)

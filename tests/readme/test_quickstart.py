@@ -1,27 +1,23 @@
-"""The README's commands in an empty folder, with fewer steps and as they stand; then the result in `transformers`."""
+"""The commands of README and laptop page in an empty folder, with fewer steps and as they stand, and what they print;
+then the result in `transformers`."""
 
 import re
-import shlex
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
+from tests.readme.pages import ROOT, blocks, marked
 from tests.reference.exported import assert_same_in_transformers
 from thinpipe.core.events import Validated, read_events
 
-ROOT = Path(__file__).parents[2]
+README, LAPTOP = ROOT / "README.md", ROOT / "docs/howto/laptop.md"
 LIMIT_SECONDS = 300
 SHORT = {"train": ["--training.steps", "40", "--lr-scheduler.warmup-steps", "10", "--validation.freq", "20"]}
 TWO_STEPS = ["--training.steps", "2", "--lr-scheduler.warmup-steps", "1", "--metrics.log-freq", "1"]
 
-
-def commands(block):
-    """Those under a mark in the README."""
-    found = re.search(rf"<!-- {block}.*?-->\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    return [shlex.split(line) for line in found[1].strip().splitlines()]
+NUMBER = r"[-+]?\d[\d,.]*(?:e[-+]\d+)?"
 
 
 def run(command, folder):
@@ -39,7 +35,7 @@ def run_quick_start(folder, more):
     return {verb: run(["thinpipe", verb, *rest, *more.get(verb, [])], folder) for _, verb, *rest in QUICK_START}
 
 
-QUICK_START = commands("quick start")
+QUICK_START = [*marked(README, "quick start"), *marked(README, "quick start, after")]
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +59,48 @@ def test_the_quick_start_runs_and_learns(quick_start):
     check_quick_start(*quick_start)
 
 
+def pattern_of(line):
+    """Any numbers for the numbers of a shown line, any spaces for its spaces, anything for dots at its end."""
+    parts = [re.escape(part) for part in re.split(NUMBER, line.removesuffix("..."))]
+    return re.sub(r"(\\ )+", r"\\s+", NUMBER.join(parts)) + (".*" if line.endswith("...") else "$")
+
+
+def assert_printed(shown, printed):
+    """The lines that a page shows are printed in this order; others may come where the page has dots."""
+    lines, skips = iter(printed.splitlines()), False
+    for line in shown.splitlines():
+        if line == "...":
+            skips = True
+            continue
+        matches = (bool(re.match(pattern_of(line), found)) for found in lines)
+        assert any(matches) if skips else next(matches, False), f"not printed: {line}"
+        skips = False
+
+
+def test_the_quick_start_prints_what_the_readme_shows(quick_start):
+    _, printed = quick_start
+    (shown,) = (block.text for block in blocks(README) if block.mark.startswith("quick start output"))
+    assert shown.startswith(printed["tokenize"]), "counts of tokens are the same everywhere"
+    *training, story = shown.removeprefix(printed["tokenize"]).splitlines()
+    assert_printed("\n".join(training), printed["train"])
+    assert story.startswith(
+        "Alice looked at the Queen"
+    )  # what follows depends on the steps, `check_quick_start` reads it
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [("a: 1 c", "a: 1 b"), ("a: 1 c", ""), ("a", "x\na"), ("a\n...\nb", "a\nx"), ("a ...", "b a"), ("a\nb", "b\na")],
+)
+def test_other_output_than_shown_is_found(shown, printed):
+    with pytest.raises(AssertionError, match="not printed"):
+        assert_printed(shown, printed)
+
+
+def test_numbers_and_what_dots_leave_out_may_differ():
+    assert_printed("a:  1,000.5e-3 c\n...\nd ...", "a: 7 c\nx\ny\nd e")
+
+
 @pytest.mark.long
 @pytest.mark.quiet
 def test_the_quick_start_as_it_stands_takes_less_than_five_minutes(tmp_path):
@@ -84,7 +122,7 @@ def test_the_export_opens_in_transformers_with_the_same_logits_and_text(quick_st
 def test_the_slow_line_shows_what_the_readme_says(quick_start):
     """Two steps of each run are enough to see it."""
     folder, _ = quick_start
-    thin, thick, report = commands("links")
+    thin, thick, report = marked(LAPTOP, "links")
     for command in (thin, thick):
         printed = run([*command, *TWO_STEPS], folder)
         assert re.search(
@@ -101,7 +139,7 @@ def test_the_slow_line_shows_what_the_readme_says(quick_start):
 
 def test_the_keel_trains_and_its_export_brings_its_code(quick_start):
     folder, _ = quick_start
-    train, export = commands("keel")
+    train, export = marked(README, "keel")
     assert "bubble: " in run([*train, *TWO_STEPS], folder)
     assert "trust_remote_code=True" in run(export, folder)
     assert_same_in_transformers(folder / "exported-keel", folder / "runs/keel", "Alice looked", trust=True)
@@ -109,7 +147,7 @@ def test_the_keel_trains_and_its_export_brings_its_code(quick_start):
 
 def test_four_peers_and_a_hub_on_this_machine(quick_start):
     folder, _ = quick_start
-    (up,) = commands("friends")
+    (up,) = marked(README, "friends")
     printed = run([*up, "--training.steps", "4", "--lr-scheduler.warmup-steps", "2"], folder)
     assert re.search(r"generation 1 starts from step 0: (p\d \(segment \d\)(, )?){4}; slowest part: ", printed)
     assert printed.strip().splitlines()[-1] == "finished: the trained model is in runs/friends"

@@ -9,8 +9,8 @@ from thinpipe.config.model import ProjectionConfig, SubspaceConfig
 from thinpipe.config.run import OptimizerConfig
 from thinpipe.core.errors import UserError
 from thinpipe.data import Cursor
-from thinpipe.train.engine import Engine
-from thinpipe.train.trainer import Trainer
+from thinpipe.training.engine import Engine
+from thinpipe.training.trainer import Trainer
 
 
 def test_the_factor_of_matrices_leaves_tables_and_norms(run_config):

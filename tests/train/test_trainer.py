@@ -286,7 +286,7 @@ def test_a_signal_saves_and_ends_with_zero(run_config, number, tmp_path):
             break
     rest, _ = process.communicate(timeout=600)
     assert process.returncode == 0, rest
-    assert "stopped: signal" in rest
+    assert "stopped and saved" in rest
     checkpoint, problems = CheckpointFolder(config.job.dump_folder / "checkpoints").newest_complete()
     assert problems == []
     assert checkpoint.manifest.step == events(config, Step)[-1].step == events(config, Stopped)[-1].step

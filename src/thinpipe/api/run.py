@@ -30,7 +30,7 @@ def train(
     one starts, or by those that `torchrun` has started. In the main thread the first Ctrl+C or SIGTERM ends the run
     with a checkpoint (`stop_reason` "signal"); in other threads no signal is handled.
 
-    `callbacks` are called with every event of the run (`thinpipe.core.events`: Started, Step, Validated, Saved, ...),
+    `callbacks` are called with every event of the run (`Started`, `Step`, `Validated`, `Saved`, `Stopped` and others),
     in the thread of the caller, after the event was logged. A callback that raises ends the run: the run saves a
     checkpoint after its current step and the exception propagates. `quiet`: nothing is printed; with several processes
     their output is in files of the run folder.
@@ -70,7 +70,7 @@ class Run:
         return cls(run.folder, ends[-1].reason if ends and isinstance(ends[-1], Stopped) else None)
 
     def events(self) -> list[AnyEvent]:
-        """All events of the run in the order of writing (`thinpipe.core.events`)."""
+        """All events of the run in the order of writing: `Started`, `Step`, `Validated`, `Saved`, `Stopped`, others."""
         path = events_path(self.folder)
         if not path.is_file():
             raise UserError(f"there is no run in {self.folder}: name the dump_folder of a run")

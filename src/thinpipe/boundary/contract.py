@@ -21,7 +21,8 @@ from thinpipe.core.seeds import derive_seed
 
 @dataclass(frozen=True, kw_only=True)
 class MessageShape(MessageSize):
-    """Size of a message, and the data type of the state at both ends."""
+    """Size of a message (`batch` samples of `tokens` tokens of `width` numbers; `rows` is their product without the
+    width), and the data type of the state at both ends."""
 
     dtype: torch.dtype
 

@@ -15,7 +15,5 @@ def run(config: TokenizeConfig) -> int:
 
 
 def _describe(manifest: Manifest) -> str:
-    return (
-        f"{manifest.tokens:,} tokens from {manifest.documents:,} documents, "
-        f"{manifest.text_bytes_per_token:.2f} bytes a token"
-    )
+    documents = "1 document" if manifest.documents == 1 else f"{manifest.documents:,} documents"
+    return f"{manifest.tokens:,} tokens from {documents}, {manifest.text_bytes_per_token:.2f} bytes a token"

@@ -22,11 +22,14 @@ from thinpipe.core.events import (
     Validated,
 )
 
-_STOP_ADVICE = {
-    "not_finite": " (three skipped steps in a row). Resuming from the last checkpoint computes the same steps again: "
-    "lower optimizer.lr or training.max_norm, then run the same command",
-    "not_saved": " (the last checkpoint is older than the last step): free disk space and run the same command",
+_STOP_TEXTS = {
+    "finished": "finished",
+    "signal": "stopped and saved, because it was asked to (Ctrl+C or SIGTERM): the same command goes on from here",
+    "not_finite": "stopped after three skipped steps in a row. Resuming from the last checkpoint computes the same "
+    "steps again: lower optimizer.lr or training.max_norm, then run the same command",
+    "not_saved": "stopped, and the last checkpoint could not be saved: free disk space and run the same command",
 }
+"""Line of each stop reason; any other reason is shown as it is."""
 
 
 def format_event_line(event: AnyEvent) -> str:
@@ -67,7 +70,7 @@ def format_event(event: AnyEvent) -> str:
         case SaveFailed():
             return f"could not save: {event.reason}; older checkpoints are kept"
         case Stopped():
-            return f"stopped: {event.reason}{_STOP_ADVICE.get(event.reason, '')}"
+            return _STOP_TEXTS.get(event.reason, f"stopped: {event.reason}")
         case GenerationStarted():
             places = ", ".join(f"{peer.name} ({_span(peer.segments)})" for peer in event.peers)
             slowest = f"; slowest part: {event.bottleneck}" if event.bottleneck else ""

@@ -115,11 +115,14 @@ class Skipped(Event, frozen=True, kw_only=True, tag="skipped"):
 
 
 class Validated(Event, frozen=True, kw_only=True, tag="validated"):
+    """The model was evaluated on the validation text."""
+
     step: int
     loss: float | None
     """Mean validation loss per token in nats; None if it was not finite."""
     bits_per_byte: float | None
     tokens: int
+    """Tokens read."""
     seconds: float
 
 
@@ -136,8 +139,11 @@ class BasisChanged(Event, frozen=True, kw_only=True, tag="basis_changed"):
 
 
 class Saved(Event, frozen=True, kw_only=True, tag="saved"):
+    """A checkpoint was written."""
+
     step: int
     path: str
+    """Its folder."""
     nbytes: int
     seconds: float
 

@@ -66,7 +66,7 @@ class CompressedSequential(nn.Module):
         chunks = zip(*(argument.chunk(n_microbatches) for argument in (*args, target)), strict=True)
         for microbatch, (*inputs, wanted) in enumerate(chunks):
             loss = loss_fn(self._run(inputs, microbatch=microbatch, training=True), wanted)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             losses.append(loss.detach())
         if scale_grads and n_microbatches > 1:
             for parameter in self.parameters():

@@ -57,7 +57,7 @@ class EncodedStage(PipelineStage):
         )
         self.before, self.after, self.label = before, after, Label()
         self.microbatches = 0
-        """Micro-batches of a step, as the schedule told the stage in its first step."""
+        """Micro-batches of a step, as stated by the schedule in the first step."""
         self.states_in: P2PReceiver | None = None
         self.gradients_in: P2PReceiver | None = None
         self.states_out: P2PSender | None = None

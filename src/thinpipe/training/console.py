@@ -1,5 +1,5 @@
-"""Console output of a run: a progress bar with ETA on a terminal, plain log lines elsewhere. On request also a live
-table of the pipeline, a web dashboard and exporters (Prometheus, TensorBoard, Weights & Biases)."""
+"""Console output of a run: log lines, on a terminal above a progress bar with ETA. On request also a live table of the
+pipeline, a web dashboard and exporters (Prometheus, TensorBoard, Weights & Biases)."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -39,9 +39,9 @@ class LineDisplay:
 
 
 class ProgressBarDisplay:
-    """Display for a terminal: a progress bar, with a line above it for every event that is not a step."""
+    """Display for a terminal: the lines of `LineDisplay` above a progress bar."""
 
-    def __init__(self, console: Console, *, total_steps: int) -> None:
+    def __init__(self, console: Console, *, total_steps: int, log_freq: int) -> None:
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -52,15 +52,15 @@ class ProgressBarDisplay:
             console=console,
         )
         self.task = self.progress.add_task("starting", total=total_steps)
+        self._lines = LineDisplay(self.progress.console, log_freq=log_freq)
 
     def show(self, event: AnyEvent) -> None:
         if isinstance(event, Step):
             text = f"loss {event.loss:.4f}  {event.tokens_per_second:,.0f} tokens/s"
             self.progress.update(self.task, completed=event.step, description=text)
-        elif not isinstance(event, HubEvent):  # the hub prints its own events
-            if isinstance(event, Started):
-                self.progress.reset(self.task, completed=event.step)  # exclude earlier steps from the ETA
-            self.progress.console.print(format_event_line(event), highlight=False, markup=False)
+        elif isinstance(event, Started):
+            self.progress.reset(self.task, completed=event.step)  # exclude earlier steps from the ETA
+        self._lines.show(event)
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -121,6 +121,5 @@ def open_display(config: RunConfig, *, is_leader: bool = True, quiet: bool = Fal
         elif metrics.live and is_leader:
             yield DisplayWithExporters(stack.enter_context(LiveTable(console, folder)), exporters)
         else:
-            yield DisplayWithExporters(
-                stack.enter_context(ProgressBarDisplay(console, total_steps=config.training.steps)), exporters
-            )
+            bar = ProgressBarDisplay(console, total_steps=config.training.steps, log_freq=metrics.log_freq)
+            yield DisplayWithExporters(stack.enter_context(bar), exporters)

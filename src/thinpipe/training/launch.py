@@ -57,9 +57,7 @@ def train(config: RunConfig, observer: Observer) -> None:
         if degree > 1 and started is None:
             launch(config, degree, lock, observer)
         else:
-            process = importlib.import_module(
-                "thinpipe.training.process"
-            )  # imports torch, which takes seconds; the launcher needs none
+            process = importlib.import_module("thinpipe.training.process")  # imports torch: the launcher needs none
             process.train(config, observer, in_group=degree > 1)
     observer.raise_error()
 
@@ -178,6 +176,9 @@ def _signals_to(workers: list[Worker]) -> Iterator[None]:
         for worker in workers:
             if worker.process.poll() is None:
                 worker.process.kill()
+            worker.process.wait()
+            assert worker.process.stdin is not None
+            worker.process.stdin.close()
 
 
 def _watch(workers: list[Worker], events: _EventReader) -> Worker | None:
