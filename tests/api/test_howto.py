@@ -22,12 +22,12 @@ def test_a_pipeline_of_ones_own_learns_with_the_bytes_that_the_page_states(tmp_p
     losses = [float(found) for found in re.findall(r"loss ([\d.]+), 2176 bytes a message", done.stdout)]
     assert len(losses) == 20
     assert losses[-1] < losses[0]
-    assert "has 2,176 bytes instead of 16,384" in read(PAGE)
+    assert "`2176 bytes a message`: 4 samples of 16 tokens, 16,384 bytes in float32" in read(PAGE)
 
 
 def test_a_codec_as_the_page_uses_it():
-    (program,) = (block.text for block in blocks(PAGE) if block.text.startswith("codec ="))
-    names = {"thinpipe": thinpipe, "tensor": torch.randn(4, 16, 64)}
+    (program,) = (block.text for block in blocks(PAGE) if "thinpipe.codec(" in block.text)
+    names = {"thinpipe": thinpipe, "torch": torch}
     exec(program, names)
     assert names["message"].shape == (names["codec"].nbytes,)
     assert names["close_to_tensor"].shape == (4, 16, 64)
@@ -40,10 +40,9 @@ def test_training_as_the_page_does_it(tmp_path, monkeypatch):
     for number in range(40):
         text = f"Once upon a time there were {number} little words, and they lived in a small file. " * 100
         (tmp_path / f"my-texts/{number}.txt").write_text(text)
-    (tmp_path / "run.toml").write_text(
-        '[model]\npreset = "llama-tiny"\n[training]\nseq_len = 32\n[lr_scheduler]\nwarmup_steps = 1\n'
-    )
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     names = {}
-    exec(program.replace("4096", "290").replace('"steps": 500', '"steps": 3'), names)
+    fewer = 'training={"steps": 3}, lr_scheduler={"warmup_steps": 1}, callbacks'
+    exec(program.replace("4096", "290").replace("callbacks", fewer), names)
     assert names["run"].stop_reason == "finished"
     assert names["steps"] == [1, 2, 3]
