@@ -96,8 +96,8 @@ def describe_loss_gap(model: ModelConfig, boundary: BoundaryConfig, compression_
     more = (
         "; it grows with the number of boundaries" if model.has_projection and len(model.segments) > _SEGMENTS else ""
     )
+    baseline = "dense without its tables" if "tables" in kind else "dense"
     return (
-        f"{gap.percent:+.1f} % validation loss against dense, measured for {kind} at {gap.compression_ratio:g} times "
-        "fewer "
-        f"bytes in {gap.sent}, d = 256, four segments, {gap.million_tokens:g} M tokens, {seeds}{more}"
+        f"{gap.percent:+.1f} % validation loss against {baseline}, measured for {kind} at {gap.compression_ratio:g} "
+        f"times fewer bytes in {gap.sent}, d = 256, four segments, {gap.million_tokens:g} M tokens, {seeds}{more}"
     )
