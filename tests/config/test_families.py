@@ -12,9 +12,10 @@ from safetensors import safe_open
 from torch import nn
 
 from tests.plan.fake_tensor_oracle import check_costs
+from thinpipe.api import report
 from thinpipe.checkpoint import CheckpointFolder
 from thinpipe.checkpoint.load import load_model
-from thinpipe.cli import import_model, report
+from thinpipe.cli import import_model
 from thinpipe.config.commands import ImportConfig
 from thinpipe.config.families import FAMILIES, read_model
 from thinpipe.config.families.llama import LLAMA, LlamaConfig
