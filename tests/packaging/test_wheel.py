@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[2]
+from tests.readme.pages import ROOT, blocks, commands, marked
+
 RUN = """
 [data]
 path = "tokens"
@@ -119,6 +120,36 @@ def test_with_extras_it_speaks_to_hubs_and_draws(built, tmp_path, monkeypatch):
     files = (ROOT / "examples/friends.toml", "--machines", ROOT / "examples/machines.toml")
     call(programs / "thinpipe", "plan", *files, "--figure", "step.png", folder=tmp_path)
     assert (tmp_path / "step.png").stat().st_size > 10_000
+
+
+FEW_STEPS = ("--training.steps", "4", "--lr-scheduler.warmup-steps", "2")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_wheel_runs_all_commands_of_the_readme(built, tmp_path, monkeypatch):
+    """Those that train, with fewer steps. `hub`, `join` and `status` need other people and have tests of their own."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    programs = environment(tmp_path / "full", built[1], extras=("swarm", "report", "hf"))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    page = ROOT / "README.md"
+    plan = ["thinpipe", *next(words for words in commands(page) if words[0] == "plan")]
+    sections = ("quick start", "quick start, after", "keel", "friends")
+    for _, verb, *words in [*(line for name in sections for line in marked(page, name)), plan]:
+        fewer = FEW_STEPS if verb in ("train", "up") else ()
+        call(programs / "thinpipe", verb, *words, *fewer, folder=tmp_path)
+    for block in (block for block in blocks(page) if block.language == "python"):
+        call(programs / "python", "-c", block.text.replace('"steps": 100', '"steps": 41'), folder=tmp_path)
+    others = {words[0] for words in commands(page)} - {
+        "tokenize",
+        "train",
+        "generate",
+        "report",
+        "export",
+        "up",
+        "plan",
+    }
+    assert others == {"hub", "join", "status"}
 
 
 def test_the_dockerfile_copies_what_exists():
