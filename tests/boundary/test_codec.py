@@ -54,6 +54,19 @@ def test_error_feedback_sends_the_rest_later(values):
     assert (arrived[-1] - values).norm() < 0.05 * (arrived[0] - values).norm()
 
 
+def test_no_message_and_no_tensor_shares_memory_with_what_it_was_made_of(values):
+    codec, before = thinpipe.codec("fp32", SHAPE), values.clone()
+    message = codec.encode(values)
+    arrived = codec.decode(message)
+    values.zero_()
+    message.copy_(torch.zeros_like(message))
+    assert torch.equal(arrived, before)
+    values.copy_(before)
+    message = codec.encode(values)
+    values.zero_()
+    assert torch.equal(codec.decode(message), before)
+
+
 def test_the_data_type_of_what_is_decoded(values):
     codec = thinpipe.codec("int8", SHAPE, dtype=torch.bfloat16)
     assert codec.decode(codec.encode(values.bfloat16())).dtype == torch.bfloat16

@@ -21,11 +21,17 @@ class CountingGroup(dist.ProcessGroup):
         self.inner = inner
         self.messages: Counter[tuple[int, int]] = Counter()
         """How many of each tag and number of bytes."""
+        self.unsent: list[dist.Work] = []
+        self.max_unsent = 0
+        """Most messages under way at once."""
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
         (tensor,) = tensors
         self.messages[tag, tensor.numel() * tensor.element_size()] += 1
-        return self.inner.send(tensors, dst, tag)
+        work = self.inner.send(tensors, dst, tag)
+        self.unsent = [*(sent for sent in self.unsent if not sent.is_completed()), work]
+        self.max_unsent = max(self.max_unsent, len(self.unsent))
+        return work
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> dist.Work:
         return self.inner.recv(tensors, src, tag)

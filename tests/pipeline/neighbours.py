@@ -30,14 +30,21 @@ class Payload:
 
 
 class HostileStage(PipelineStage):
+    def _warmup_forward_vote(self, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+        return torch.zeros(1, dtype=torch.int32)
+
+    def _warmup_backward_result(self, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+        return torch.zeros(1, dtype=torch.int32)
+
     def _send_meta(self, meta: Any, dst_stage: int) -> None:  # noqa: ARG002
         dist.send_object_list([Payload(Path(sys.argv[1]))], dst=dst_stage)
 
 
 def main() -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
+    hostile = os.environ["RANK"] == "0"
+    dist.init_process_group("gloo", timeout=timedelta(seconds=5 if hostile else 300))
     device = torch.device("cpu")
-    if os.environ["RANK"] == "0":
+    if hostile:  # ends when nobody has taken the offer in time
         stage: PipelineStage = HostileStage(nn.Linear(4, 4), 0, 2, device)
         ScheduleGPipe(stage, 2).step(torch.zeros(2, 4))
         return
@@ -48,6 +55,8 @@ def main() -> None:
     materialise(segments[1], seed=0)
     stage = MessageStage(StageModule(segments, range(1, 2), [method], seed=0), 1, 2, device=device)
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda loss, _nothing: loss)
+    stage.connect()
+    stage.begin(0, 2, backward=True)
     schedule.step(target=torch.zeros(2), losses=[])
 
 

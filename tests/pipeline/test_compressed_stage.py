@@ -1,4 +1,5 @@
-"""Modules of somebody else in two processes give the bits of one, under every schedule of torch."""
+"""Modules of somebody else in two processes give the bits of one, under every schedule of torch that takes
+micro-batches in order; and what such a pipeline refuses, saves and waits for."""
 
 import json
 
@@ -7,7 +8,16 @@ import torch
 from torch import nn
 
 import thinpipe
-from tests.pipeline.compressed_worker import BOUNDARIES, SCHEDULES, SHAPE, make_stages, run_twin
+from tests.pipeline.compressed_worker import (
+    BOUNDARIES,
+    MICROBATCHES,
+    SCHEDULES,
+    SHAPE,
+    STEPS,
+    batch,
+    make_stages,
+    run_twin,
+)
 from tests.transport.processes import start
 
 
@@ -23,18 +33,151 @@ def reports(tmp_path_factory):
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_two_processes_equal_the_twin_bit_for_bit(reports, schedule, boundary):
-    parts = [report["results"][f"{schedule} {boundary}"] for report in reports]
-    want = json.loads(json.dumps(run_twin(BOUNDARIES[boundary], sum(map(len, SCHEDULES[schedule][1])))))
-    (last,) = (part for part in parts if "losses" in part)
-    assert last["losses"] == want["losses"]
-    assert last["outputs"] == want["outputs"]
-    assert parts[0]["weights"] | parts[1]["weights"] == want["weights"]
+    parts, want = compare_with_twin(
+        reports, f"{schedule} {boundary}", BOUNDARIES[boundary], sum(map(len, SCHEDULES[schedule][1]))
+    )
     whole = SHAPE[0] * SHAPE[1] * SHAPE[2] * 4
     stated = {*want["nbytes"], *([whole] if boundary == "topk-mask" else [])}  # validated with whole states
     for part in parts:
         assert part["nbytes"] == want["nbytes"]
         assert {*part["sent"]} <= stated
     assert {*parts[0]["sent"], *parts[1]["sent"]} == stated
+
+
+def compare_with_twin(reports, name, boundary, count=2, **how):
+    parts = [report["results"][name] for report in reports]
+    want = json.loads(json.dumps(run_twin(boundary, count, **how)))
+    (last,) = (part for part in parts if "losses" in part)
+    assert last["losses"] == want["losses"]
+    assert last["outputs"] == want["outputs"]
+    assert parts[0]["weights"] | parts[1]["weights"] == want["weights"]
+    return parts, want
+
+
+def test_bfloat16_modules_equal_the_twin_bit_for_bit(reports):
+    _, want = compare_with_twin(reports, "bfloat16", "int4", dtype=torch.bfloat16)
+    assert want["losses"] != run_twin("int4", 2)["losses"]
+
+
+def test_torchs_detailed_debugging_changes_nothing(reports):
+    compare_with_twin(reports, "detailed", "int4")
+
+
+def test_schedules_with_other_numbers_of_microbatches_share_a_stage(reports):
+    found = reports[1]["results"]["two schedules"]
+    want = run_twin("int4", 2)
+    assert found["losses"] == want["losses"]
+    fewer, more, again = found["outputs"][-3:]
+    assert more == again == want["outputs"]
+    assert fewer == want["outputs"][: SHAPE[0] * MICROBATCHES // 2]
+
+
+def train(twin, steps):
+    optimizer, losses = torch.optim.SGD(twin.parameters(), lr=0.1), []
+    for step in steps:
+        inputs, target = batch(step)
+        found = twin.step(inputs, target=target, loss_fn=nn.functional.mse_loss, n_microbatches=MICROBATCHES)
+        losses.append([loss.item() for loss in found])
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def new_twin(boundary=BOUNDARIES["topk-ef21"], count=2, seed=5):
+    return thinpipe.CompressedSequential(make_stages(count), shape=SHAPE, boundary=boundary, seed=seed)
+
+
+def listed(state):
+    return {name: tensor.tolist() for name, tensor in state.items()}
+
+
+def test_codec_state_goes_on_in_the_twin_and_in_two_processes(reports):
+    twin, resumed = new_twin(), new_twin()
+    losses = train(twin, range(STEPS))
+    saved = twin.codec_state()
+    resumed.load_state_dict(twin.state_dict())
+    losses += train(twin, range(STEPS, 2 * STEPS))
+    without = new_twin()
+    without.load_state_dict(resumed.state_dict())
+    assert train(without, range(STEPS, 2 * STEPS)) != losses[STEPS:]
+    resumed.load_codec_state(saved)
+    assert train(resumed, range(STEPS, 2 * STEPS)) == losses[STEPS:]
+    parts = [report["results"]["resumed"] for report in reports]
+    assert parts[1]["losses"] == losses
+    for merged, want in zip(
+        zip(*(part["states"] for part in parts), strict=True), (saved, twin.codec_state()), strict=True
+    ):
+        assert merged[0] | merged[1] == listed(want)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            lambda: new_twin("int4"),
+            r"boundary.0.sender was saved with other settings \(saved -> here\): .*forward int4 ->",
+        ),
+        (lambda: new_twin(count=1), "has no boundary.0.sender: it was saved from another stage"),
+        (lambda: new_twin(seed=6), "seed 6 -> 5"),
+    ],
+)
+def test_codec_state_of_another_boundary_is_refused_and_changes_nothing(other, message):
+    twin, another = new_twin(), other()
+    for each in (twin, another):
+        train(each, range(1))
+    before = listed(twin.codec_state())
+    train(another, range(1))
+    with pytest.raises(thinpipe.UserError, match=message):
+        twin.load_codec_state(another.codec_state())
+    assert listed(twin.codec_state()) == before
+    with pytest.raises(thinpipe.UserError, match="no step_number"):
+        twin.load_codec_state({})
+    incomplete = {name: value for name, value in twin.codec_state().items() if "receiver.gradients" not in name}
+    with pytest.raises(thinpipe.UserError, match=r"boundary.0.receiver is incomplete: it has states.copy_BTW"):
+        new_twin().load_codec_state(incomplete)
+
+
+def test_a_slow_receiver_has_the_messages_of_two_steps_under_way(reports):
+    assert reports[0]["results"]["slow receiver"] <= 2 * MICROBATCHES
+
+
+def test_a_schedule_that_turns_the_microbatches_round_is_refused_in_every_process(reports):
+    for report in reports:
+        assert "micro-batch 3 before that of 0, as ScheduleLoopedBFS does" in report["results"]["LoopedBFS"]
+
+
+def test_pickled_metadata_is_refused(reports):
+    for report in reports:
+        assert "metadata: refused, shapes are static" in report["results"]["metadata"]
+
+
+def test_a_validation_output_cannot_be_trained():
+    inputs, target = batch(0)
+    loss = nn.functional.mse_loss(new_twin()(inputs[: SHAPE[0]]), target[: SHAPE[0]])
+    with pytest.raises(RuntimeError, match=r"use CompressedSequential.step"):
+        loss.backward()
+
+
+class Wrapped(nn.Module):
+    """Returns several items, as modules of other libraries do."""
+
+    def __init__(self, module, wrap):
+        super().__init__()
+        self.module, self.wrap = module, wrap
+
+    def forward(self, values):
+        return self.wrap(self.module(values))
+
+
+def test_one_tensor_crosses_a_boundary_also_in_a_tuple():
+    def step(wrap):
+        first, second = make_stages(2)
+        twin = thinpipe.CompressedSequential([Wrapped(first, wrap), second], shape=SHAPE, seed=5)
+        return train(twin, range(1))
+
+    assert step(lambda output: (output,)) == step(lambda output: output)
+    with pytest.raises(ValueError, match=r"returned \(Tensor, NoneType\), and one tensor crosses"):
+        step(lambda output: (output, None))
 
 
 def test_boundaries_differ_so_that_equality_means_something():

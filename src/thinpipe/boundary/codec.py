@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinpipe.boundary.contract import DirectionCodec, MessageContext, MessageId, MessageShape
+from thinpipe.boundary.contract import DirectionCodec, MessageContext, MessageId, MessageShape, unshared
 from thinpipe.boundary.formats import FORMATS
 from thinpipe.boundary.registry import COMPRESSORS, make_method
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
@@ -34,7 +34,8 @@ class Codec:
 
     @torch.no_grad()
     def encode(self, values_BTW: Tensor) -> Tensor:
-        """uint8 [nbytes], on the device of `values_BTW`. Raises ValueError if the shape is not the codec's."""
+        """uint8 [nbytes], on the device of `values_BTW`, in memory of its own. Raises ValueError if the shape is not
+        the codec's."""
         shape = self._direction.shape
         if values_BTW.shape != (shape.batch, shape.tokens, shape.width):
             raise ValueError(f"a tensor of {tuple(values_BTW.shape)} for a codec of {_dimensions(shape)}")
@@ -43,13 +44,14 @@ class Codec:
         context = MessageContext(
             training=True, uniform=(lambda size: message.uniform(size, "codec")) if self._stochastic else None
         )
-        return self._checked(self._direction.encode(values_BTW.float(), context))
+        return unshared(self._checked(self._direction.encode(values_BTW.float(), context)), values_BTW)
 
     @torch.no_grad()
     def decode(self, data: Tensor) -> Tensor:
-        """[B, T, W] in the codec's data type, on the device of `data`. Raises ValueError if the length is wrong."""
+        """[B, T, W] in the codec's data type, on the device of `data`, in memory of its own. Raises ValueError if the
+        length is wrong."""
         values_BTW = self._direction.decode(self._checked(data), MessageContext(training=True))
-        return values_BTW.to(self._direction.shape.dtype)
+        return unshared(values_BTW.to(self._direction.shape.dtype), data)
 
     def _checked(self, data: Tensor) -> Tensor:
         if data.dtype != torch.uint8 or data.shape != (self.nbytes,):
@@ -70,9 +72,10 @@ def codec(
 
     Names: the number formats fp32, bf16, int8 and int4 (rotated); topk, quantise and lowrank with the fields of
     `CompressionConfig` as `settings` (`codec("topk", shape, keep=0.1, feedback="ef")`); registered compressors.
-    `dtype`: data type of decoded tensors. `stochastic`: unbiased rounding, for gradients, with random numbers that are
-    a function of `seed` and the number of tensors encoded so far. Sender and receiver need the same `seed`. Raises
-    UserError for an unknown name, and for settings without effect or out of range.
+    `dtype`: data type of decoded tensors. `stochastic`: unbiased rounding to integers (int8, int4, quantise), for
+    gradients, with random numbers that are a function of `seed` and the number of tensors encoded so far; bf16 and
+    lowrank round to nearest even all the same. Sender and receiver need the same `seed`. Raises UserError for an
+    unknown name, and for settings without effect or out of range.
     """
     if name in FORMATS:
         if settings:

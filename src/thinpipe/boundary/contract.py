@@ -6,7 +6,7 @@ for every method, format and schedule in the registries: N processes compute bit
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +51,8 @@ class MessageContext:
 
     training: bool
     uniform: UniformSampler | None = None
-    """Random numbers for stochastic rounding of gradients. None, for states: round to nearest."""
+    """Random numbers for stochastic rounding of gradients to integers (int8, int4, quantise); bf16 and lowrank round to
+    nearest even without them. None, for states: round to nearest."""
     ids_BW: Tensor | None = None
     """States only: the token ids of the micro-batch."""
     kept_indices: Tensor | None = None
@@ -180,8 +181,7 @@ class BoundaryMethod:
     def pack_state(self, state: Tensor, message_id: MessageId) -> Tensor:
         """A forward message without token ids, for models whose stages exchange nothing but the state. Never a view of
         `state`, which the model may overwrite before the message is sent."""
-        encoded = self.encode_state(state.detach(), None, message_id)
-        message = encoded.clone() if encoded.data_ptr() == state.data_ptr() else encoded
+        message = unshared(self.encode_state(state.detach(), None, message_id), state)
         return self._with_checked_length(message, self.states.compressor.nbytes)
 
     @torch.no_grad()
@@ -225,6 +225,24 @@ class BoundaryMethod:
     def load_receiver_state(self, state: Mapping[str, Tensor]) -> None:
         self.states.load_decoder_state(_part(state, "states"))
         self.gradients.load_encoder_state(_part(state, "gradients"))
+
+
+_StatePart = tuple[str, Callable[[], dict[str, Tensor]], Callable[[Mapping[str, Tensor]], None]]
+
+
+def codec_state_parts(methods: Mapping[int, BoundaryMethod], segments: Collection[int]) -> Iterator[_StatePart]:
+    """Name, getter and loader of the codec state of each end of a boundary, for a process with these segments (or
+    stages): `boundary.N.sender` with segment N, `boundary.N.receiver` with segment N + 1. `methods`: by boundary."""
+    for boundary, method in methods.items():
+        if boundary in segments:
+            yield f"boundary.{boundary}.sender", method.sender_state, method.load_sender_state
+        if boundary + 1 in segments:
+            yield f"boundary.{boundary}.receiver", method.receiver_state, method.load_receiver_state
+
+
+def unshared(result: Tensor, source: Tensor) -> Tensor:
+    """`result`, or a copy if `result` is a view of `source`, which its owner may overwrite."""
+    return result.clone() if result.data_ptr() == source.data_ptr() else result
 
 
 def _named(**parts: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,25 +5,25 @@ The process with segment N writes and reads the sender layer of boundary N, the 
 layer, so checkpoints do not depend on the number of processes. Most methods have no state, and no such layers.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from torch import Tensor
 
-from thinpipe.boundary.contract import BoundaryMethod
+from thinpipe.boundary.contract import BoundaryMethod, codec_state_parts
 from thinpipe.checkpoint.storage import Checkpoint
 from thinpipe.core.errors import UserError
 
 
 def codec_states(methods: Sequence[BoundaryMethod], segments: Collection[int]) -> dict[str, dict[str, Tensor]]:
     """Codec state tensors by layer name, for a process with these segments; methods without state are left out."""
-    states = {layer: state() for layer, state, _ in _parts(methods, segments)}
+    states = {layer: state() for layer, state, _ in codec_state_parts(dict(enumerate(methods)), segments)}
     return {layer: state for layer, state in states.items() if state}
 
 
 def restore_codec_states(checkpoint: Checkpoint, methods: Sequence[BoundaryMethod], segments: Collection[int]) -> None:
     """Loads the codec state of a process with these segments. Raises UserError if it is missing or does not fit."""
     present = codec_states(methods, segments)
-    for layer, _, load in _parts(methods, segments):
+    for layer, _, load in codec_state_parts(dict(enumerate(methods)), segments):
         if layer not in present:
             continue
         if not checkpoint.has(layer):
@@ -45,14 +45,3 @@ def segment_of_codec_state(layer: str) -> int | None:
         case ["boundary", number, "receiver"]:
             return int(number) + 1
     return None
-
-
-_Part = tuple[str, Callable[[], dict[str, Tensor]], Callable[[Mapping[str, Tensor]], None]]
-
-
-def _parts(methods: Sequence[BoundaryMethod], segments: Collection[int]) -> Iterator[_Part]:
-    for boundary, method in enumerate(methods):
-        if boundary in segments:
-            yield f"boundary.{boundary}.sender", method.sender_state, method.load_sender_state
-        if boundary + 1 in segments:
-            yield f"boundary.{boundary}.receiver", method.receiver_state, method.load_receiver_state

@@ -1,17 +1,15 @@
 """The twin of a pipeline of `CompressedStage`s: all stages in one process, with the same codecs between them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from thinpipe.boundary.codec import boundary_config, message_shape
-from thinpipe.boundary.contract import MessageId
-from thinpipe.boundary.registry import make_method
 from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.core.errors import UserError
-from thinpipe.pipeline.in_process_boundary import cross_boundary
+from thinpipe.pipeline.boundary_codecs import BoundaryCodecs
+from thinpipe.pipeline.in_process_boundary import cross_boundary, single_tensor
 
 
 class CompressedSequential(nn.Module):
@@ -33,16 +31,37 @@ class CompressedSequential(nn.Module):
     ) -> None:
         """Arguments as those of `CompressedStage`."""
         super().__init__()
-        self.stages, self._seed = nn.ModuleList(stages), seed
-        config, shape_and_dtype = boundary_config(boundary), message_shape(shape, dtype)
-        self.methods = [
-            make_method(config, shape_and_dtype, in_subspace=False, seed=seed) for _ in range(len(stages) - 1)
-        ]
+        self.stages = nn.ModuleList(stages)
+        self._codecs = BoundaryCodecs(
+            range(len(stages)), len(stages), shape=shape, boundary=boundary, dtype=dtype, seed=seed
+        )
         self.step_number = -1
-        """Number of the training step, from 0."""
+        """Number of the training step, from 0; -1 before the first."""
+
+    def codec_state(self) -> dict[str, Tensor]:
+        """What a checkpoint needs besides the modules: step number, and settings and codec state of all boundaries.
+        `CompressedStage.load_codec_state` takes it too."""
+        return self._codecs.state(self.step_number)
+
+    def load_codec_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restores what `codec_state` returned, or the merged codec states of all `CompressedStage`s. Raises UserError,
+        before anything is changed, if a boundary is missing or was saved with another boundary, shape, dtype or
+        seed."""
+        self.step_number = self._codecs.load_state(state)
+
+    @property
+    def forward_nbytes(self) -> int:
+        """Bytes of a forward message in training, the same for all micro-batches; 0 with a single stage."""
+        return self._codecs.forward_nbytes
+
+    @property
+    def backward_nbytes(self) -> int:
+        """Bytes of a backward message, the same for all micro-batches; 0 with a single stage."""
+        return self._codecs.backward_nbytes
 
     def forward(self, *args: Any) -> Any:
-        """The output for one micro-batch, as `schedule.eval` has it: no codec state changes."""
+        """The output for one micro-batch, as `schedule.eval` has it: no codec state changes. For validation only: a
+        backward pass through the output raises RuntimeError; `step` trains."""
         return self._run(args, microbatch=0, training=False)
 
     def step(
@@ -77,9 +96,10 @@ class CompressedSequential(nn.Module):
     def _run(self, inputs: Sequence[Any], *, microbatch: int, training: bool) -> Any:
         first, *others = self.stages
         output = first(*inputs)
-        for boundary, (stage, method) in enumerate(zip(others, self.methods, strict=True)):
-            message_id = MessageId(
-                seed=self._seed, step=self.step_number, microbatch=microbatch, boundary=boundary, training=training
+        for boundary, stage in enumerate(others):
+            method = self._codecs.method(boundary, training=training)
+            message_id = self._codecs.message_id(
+                boundary, step=self.step_number, microbatch=microbatch, training=training
             )
-            output = stage(cross_boundary(output, None, method if training else method.at_inference, message_id))
+            output = stage(cross_boundary(single_tensor(output), None, method, message_id))
         return output

@@ -11,27 +11,33 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from thinpipe.boundary.codec import boundary_config, message_shape
 from thinpipe.boundary.contract import BoundaryMethod, MessageId
-from thinpipe.boundary.registry import make_method
 from thinpipe.config.boundary import BoundaryConfig
-from thinpipe.core.errors import UserError
+from thinpipe.pipeline.boundary_codecs import BoundaryCodecs
 from thinpipe.pipeline.stage import EncodedStage
 from thinpipe.transport.labels import Label
 
 
 class CompressedStage(EncodedStage):
-    """A `torch.distributed.pipelining.PipelineStage` whose messages are compressed, for any of torch's schedules.
+    """A `torch.distributed.pipelining.PipelineStage` whose messages are compressed, for the schedules GPipe, 1F1B,
+    Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble and DualPipeV of torch. LoopedBFS, which runs backward passes
+    in reverse order of the micro-batches, raises RuntimeError at its first backward pass.
 
     Every module but the first maps a tensor of `shape` to its output, and every module but the last returns one tensor
-    of `shape`; the first may take any input, and the last may return anything that the schedule's `loss_fn` takes.
-    States are rounded to nearest, gradients stochastically, with random numbers that are a function of seed, step,
-    micro-batch and boundary: the result does not depend on the schedule or on the placement of the stages, and
-    `CompressedSequential` has the same losses and gradients, bit for bit on a CPU. `schedule.eval` sends states as in
-    training (`BoundaryConfig.at_inference`) and changes no codec state.
+    of `shape` (or a tuple with that tensor alone). The first may take any input. The last returns what the schedule's
+    `loss_fn` takes: a tensor, or a plain tuple or list of tensors, and no dictionary or output class.
 
-    Messages are bytes in host memory: `group` must be able to send CPU tensors, as gloo does. The last messages of a
-    step may still be on their way when the step returns: call `dist.barrier()` before `dist.destroy_process_group()`.
+    States are rounded to nearest. Gradients are rounded stochastically to integers (int8, int4, quantise), with random
+    numbers that are a function of seed, step, micro-batch and boundary, and to nearest even in bf16 and lowrank. The
+    result does not depend on the schedule or on the placement of the stages, and `CompressedSequential` has the same
+    losses and gradients, bit for bit on a CPU. `schedule.eval` sends states as in training
+    (`BoundaryConfig.at_inference`) and changes no codec state. Several schedules may run one stage in turn, also with
+    other numbers of micro-batches, of the same shape.
+
+    Messages are bytes in host memory: `group` must be able to send CPU tensors, as gloo does. At the start of a step
+    the messages of the step before the previous one have left, so those of at most two steps queue up at a slow
+    receiver. The last messages of a step may still be on their way when the step returns: call `dist.barrier()` before
+    `dist.destroy_process_group()`.
     """
 
     def __init__(
@@ -39,7 +45,7 @@ class CompressedStage(EncodedStage):
         submodule: nn.Module,
         stage_index: int,
         num_stages: int,
-        device: torch.device,
+        device: torch.device | str,
         *,
         shape: tuple[int, int, int],
         boundary: str | BoundaryConfig = "int4",
@@ -49,10 +55,9 @@ class CompressedStage(EncodedStage):
     ) -> None:
         """`shape`: of the tensor between two stages, B samples of a micro-batch, T tokens, W numbers. `boundary`: a
         number format for both directions (fp32, bf16, int8, int4), or the settings of each. `dtype`: data type of the
-        tensor. `shape`, `boundary`, `dtype` and `seed` must be the same in all stages."""
-        state = torch.zeros(shape, dtype=dtype, device=device).requires_grad_()
-        # torch compares these examples with what it sees only under TORCH_DISTRIBUTED_DEBUG=DETAIL.
-        anything = torch.zeros(0, device=device)
+        tensor, float32 or bfloat16. `shape`, `boundary`, `dtype` and `seed` must be the same in all stages."""
+        device = torch.device(device)
+        state, anything = torch.zeros(shape, dtype=dtype, device=device).requires_grad_(), torch.zeros(0, device=device)
         super().__init__(
             submodule,
             stage_index,
@@ -64,49 +69,34 @@ class CompressedStage(EncodedStage):
             device=device,
             group=group,
         )
-        self.step = -1
-        """Number of the training step, from 0. Set it, or load the codec state, to go on with an earlier run."""
-        self._state, self._seed = state, seed
+        self.step_number = -1
+        """Number of the training step, from 0; -1 before the first."""
+        self._codecs = BoundaryCodecs(
+            (stage_index,), num_stages, shape=shape, boundary=boundary, dtype=dtype, seed=seed
+        )
+        self._state = state
         self._step_has_begun = False
-        config, shape_and_dtype = boundary_config(boundary), message_shape(shape, dtype)
-        self._methods = {
-            index: make_method(config, shape_and_dtype, in_subspace=False, seed=seed)
-            for index in (self.before, self.after)
-            if 0 <= index < num_stages - 1
-        }
 
     def codec_state(self) -> dict[str, Tensor]:
-        """What a checkpoint of the stage needs besides its module: step and codec state. To be called between steps."""
-        state = {"step": torch.tensor(self.step)}
-        for side, index in (("before", self.before), ("after", self.after)):
-            if index in self._methods:
-                method = self._methods[index]
-                part = method.receiver_state() if side == "before" else method.sender_state()
-                state |= {f"{side}.{name}": tensor for name, tensor in part.items()}
-        return state
+        """What a checkpoint of the stage needs besides its module: step number, and settings and codec state of the
+        boundaries before and after the stage. To be called between steps. The codec states of all stages, merged, are
+        that of `CompressedSequential`."""
+        return self._codecs.state(self.step_number)
 
     def load_codec_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restores what `codec_state` returned. Raises UserError if it is of another boundary."""
-        if "step" not in state:
-            raise UserError("this is no codec state of a stage: it has no step")
-        self.step = int(state["step"])
-        for side, index in (("before", self.before), ("after", self.after)):
-            if index in self._methods:
-                part = {
-                    name.removeprefix(f"{side}."): value for name, value in state.items() if name.startswith(f"{side}.")
-                }
-                method = self._methods[index]
-                method.load_receiver_state(part) if side == "before" else method.load_sender_state(part)
+        """Restores what `codec_state` returned. Raises UserError, before anything is changed, if the codec state is of
+        another stage or was saved with another boundary, shape, dtype or seed."""
+        self.step_number = self._codecs.load_state(state)
 
     @property
     def forward_nbytes(self) -> int:
-        """Bytes of a forward message, the same for all micro-batches; 0 with a single stage."""
-        return next((method.states.compressor.nbytes for method in self._methods.values()), 0)
+        """Bytes of a forward message in training, the same for all micro-batches; 0 with a single stage."""
+        return self._codecs.forward_nbytes
 
     @property
     def backward_nbytes(self) -> int:
         """Bytes of a backward message, the same for all micro-batches; 0 with a single stage."""
-        return next((method.backward_nbytes for method in self._methods.values()), 0)
+        return self._codecs.backward_nbytes
 
     # Steps. Every schedule calls `clear_runtime_states` at the start of a step, before the number of micro-batches is
     # known, and then asks for receives or runs a forward pass: the first of these begins the step.
@@ -129,24 +119,29 @@ class CompressedStage(EncodedStage):
         self._step_has_begun = True
         if self.states_in is None and self.gradients_in is None:
             self.connect()
-        self.step += self.has_backward
-        self.label = Label(step=max(self.step, 0))
-        if self.states_in is not None:
-            method = self._method(self.before)
-            self.states_in.expect(self.microbatches, method.states.compressor.nbytes, self.label)
-        if self.gradients_in is not None:
-            expected = self.microbatches if self.has_backward else 0
-            self.gradients_in.expect(expected, self._method(self.after).backward_nbytes, self.label)
+        self.step_number += self.has_backward
+        self.label = Label(step=max(self.step_number, 0))
+        self.expect_messages(self._microbatches[self.has_backward], backward=self.has_backward)
+        for sender in (self.states_out, self.gradients_out):
+            if sender is not None:
+                sender.begin_step()
+
+    @property
+    def state_nbytes(self) -> int:
+        return self._method(self.before).states.compressor.nbytes
+
+    @property
+    def gradient_nbytes(self) -> int:
+        return self._method(self.after).backward_nbytes
 
     # Messages
 
     def _method(self, boundary: int) -> BoundaryMethod:
-        method = self._methods[boundary]
-        return method if self.has_backward else method.at_inference
+        return self._codecs.method(boundary, training=self.has_backward)
 
     def _message_id(self, boundary: int, microbatch: int) -> MessageId:
-        return MessageId(
-            seed=self._seed, step=self.step, microbatch=microbatch, boundary=boundary, training=self.has_backward
+        return self._codecs.message_id(
+            boundary, step=self.step_number, microbatch=microbatch, training=self.has_backward
         )
 
     def encode_state(self, state: Tensor, microbatch: int) -> Tensor:

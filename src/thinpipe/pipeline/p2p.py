@@ -5,6 +5,7 @@ send waits until the matching receive is posted.
 """
 
 import logging
+import threading
 import time
 from collections import deque
 from dataclasses import replace
@@ -50,7 +51,10 @@ class P2PReceiver:
         self._label = Label()
 
     def expect(self, messages: int, nbytes: int, label: Label) -> None:
-        """Prepares for `messages` messages of `nbytes` each in this step; their size may differ in validation."""
+        """Prepares for at least `messages` messages of `nbytes` each in this step; their size may differ in validation.
+
+        That number of receives is posted ahead; `receive` posts those of further messages.
+        """
         assert not len(self._posted) + self._unposted, "messages of the previous step were not received"
         self.nbytes, self.preposted = nbytes, max(2, PREPOSTED_NBYTES // nbytes)
         self._unposted, self._received_count, self._label = messages, 0, label
@@ -67,6 +71,9 @@ class P2PReceiver:
     def receive(self, microbatch: int) -> Tensor:
         """Waits for the message of the next micro-batch. Raises ConnectionError if it cannot be received."""
         assert microbatch == self._received_count, f"micro-batch {microbatch} of {self.name} taken out of order"
+        if not self._posted:
+            self._unposted += 1
+            self._post()
         message, work = self._posted.popleft()
         started = time.monotonic()
         try:
@@ -84,25 +91,53 @@ class P2PSender:
     """Sends the messages of one boundary and direction to a neighbouring stage.
 
     A watcher thread holds each message until its send has completed. A failed send is raised as ConnectionError by the
-    next `send`.
+    next `send` or `begin_step`.
     """
 
     def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, *, name: str) -> None:
         self.group, self.peer, self.tag, self.name = group, peer, tag, name
         self._watcher = Watcher(f"sends {name}")
-        self._problems: list[Exception] = []
+        self._completed = _CompletedSends()
+        self._count = self._count_before_step = 0
+
+    def begin_step(self) -> None:
+        """Waits until all messages that were sent before the previous `begin_step` have left: a slow receiver lets the
+        messages of at most two steps queue up."""
+        self._completed.wait_for(self._count_before_step)
+        self._count_before_step = self._count
+        self._raise_failure()
 
     def send(self, message: Tensor, label: Label, microbatch: int) -> None:
-        if self._problems:
-            raise ConnectionError(f"could not send {self.name}: {self._problems[0]}")
+        self._raise_failure()
         message = to_host(message)
         attach_label(self.group, self.tag, label, microbatch)
         work = self.group.send([message], self.peer, self.tag)
-        self._watcher.watch(work, partial(_on_sent, message, self._problems))
+        self._count += 1
+        self._watcher.watch(work, partial(self._completed.add, message))
+
+    def _raise_failure(self) -> None:
+        if self._completed.errors:
+            raise ConnectionError(f"could not send {self.name}: {self._completed.errors[0]}")
 
 
-def _on_sent(_message: Tensor, problems: list[Exception], error: Exception | None) -> None:
-    """Callback of the watcher thread; its `_message` argument keeps the tensor alive until the send has completed."""
-    if error is not None:
-        _LOG.debug("a send failed; the next send reports it", exc_info=error)
-        problems.append(error)
+class _CompletedSends:
+    """Number of completed sends, failed ones included. Shared by a sender and its watcher thread, which must hold no
+    reference to the sender."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = []
+        self._count, self._changed = 0, threading.Condition()
+
+    def add(self, _message: Tensor, error: Exception | None) -> None:
+        """Callback of the watcher thread; its `_message` argument keeps the tensor alive until the send has
+        completed."""
+        if error is not None:
+            _LOG.debug("a send failed; the next send reports it", exc_info=error)
+            self.errors.append(error)
+        with self._changed:
+            self._count += 1
+            self._changed.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._count >= count)

@@ -6,7 +6,8 @@ receive slots from decoded messages and sends encoded ones. The boundary method 
 exchange of pickled shape metadata, by which a neighbour could run code here, raises an error instead.
 
 All uses of private names of torch's pipelining are in this file: args_recv_info, grad_recv_info, fwd_cache, bwd_cache,
-stage_index_to_group_rank, _prepare_forward_infra, _send_meta, _recv_meta; Schedule1F1B._num_stages.
+stage_index_to_group_rank, _prepare_forward_infra, _runtime_validate, _send_meta, _recv_meta, _warmup_forward_vote,
+_warmup_backward_result; Schedule1F1B._num_stages.
 """
 
 from abc import abstractmethod
@@ -20,6 +21,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from thinpipe.boundary.contract import BoundaryMethod, MessageId
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import SUPPORTED_TORCH
+from thinpipe.pipeline.in_process_boundary import single_tensor
 from thinpipe.pipeline.p2p import P2PReceiver, P2PSender, p2p_tag
 from thinpipe.pipeline.stage_module import StageModule
 from thinpipe.transport.labels import Label, is_labelled
@@ -55,9 +57,15 @@ class EncodedStage(PipelineStage):
         super().__init__(
             submodule, index, count, device, input_args=(input_args,), output_args=(output_args,), group=group
         )
+        # torch's comparison of tensors with the examples, under TORCH_DISTRIBUTED_DEBUG=DETAIL. Messages have checks of
+        # their own, and the first input and the last output may be anything.
+        self._runtime_validate = False
         self.before, self.after, self.label = before, after, Label()
-        self.microbatches = 0
-        """Micro-batches of a step, as stated by the schedule in the first step."""
+        self._microbatches: dict[bool, int] = {}
+        """Micro-batches of a step with backward passes (True) and without (False): the fewest of all schedules that
+        have run such steps with this stage."""
+        self._backwards = 0
+        """Backward passes of this step so far."""
         self.states_in: P2PReceiver | None = None
         self.gradients_in: P2PReceiver | None = None
         self.states_out: P2PSender | None = None
@@ -99,12 +107,38 @@ class EncodedStage(PipelineStage):
             self.states_out = P2PSender(group, peer, p2p_tag(self.after, forward=True), name=names[1])
 
     @property
+    @abstractmethod
+    def state_nbytes(self) -> int:
+        """Bytes of a message from the previous stage."""
+
+    @property
+    @abstractmethod
+    def gradient_nbytes(self) -> int:
+        """Bytes of a message from the next stage."""
+
+    def expect_messages(self, microbatches: int, *, backward: bool) -> None:
+        """Posts the receives of a step of at least `microbatches` micro-batches, with or without backward passes."""
+        if self.states_in is not None:
+            self.states_in.expect(microbatches, self.state_nbytes, self.label)
+        if self.gradients_in is not None:
+            self.gradients_in.expect(microbatches if backward else 0, self.gradient_nbytes, self.label)
+
+    def clear_runtime_states(self) -> None:
+        """Called by every schedule at the start of a step."""
+        super().clear_runtime_states()
+        self._backwards = 0
+
+    @property
     def _next_is_here(self) -> bool:
         return not self.is_last and self.stage_index_to_group_rank[self.stage_index + 1] == self.group_rank
 
-    def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> Any:
-        self.microbatches = num_microbatches
-        return super()._prepare_forward_infra(num_microbatches, *args, **kwargs)
+    def _prepare_forward_infra(
+        self, num_microbatches: int, args: Any, kwargs: Any = None, has_backward: bool = False
+    ) -> Any:
+        """Called by a schedule in its first step with backward passes, and in its first step without."""
+        fewest = self._microbatches.get(has_backward, num_microbatches)
+        self._microbatches[has_backward] = min(fewest, num_microbatches)
+        return super()._prepare_forward_infra(num_microbatches, args, kwargs, has_backward)
 
     # Forward
 
@@ -129,8 +163,8 @@ class EncodedStage(PipelineStage):
         slot.buffer = self.decode_state(message, chunk)
 
     def _state_message(self, chunk: int) -> Tensor:
-        (state,), _ = self.fwd_cache[chunk]
-        return self.encode_state(state, chunk)
+        output, _ = self.fwd_cache[chunk]
+        return self.encode_state(single_tensor(output), chunk)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         if self.states_out is not None:
@@ -147,6 +181,15 @@ class EncodedStage(PipelineStage):
         return []
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Raises RuntimeError if the backward passes are not in the order of the micro-batches, on which codec state
+        and receives rely."""
+        if self.has_backward and bwd_chunk_id != self._backwards:
+            raise RuntimeError(
+                f"the schedule runs the backward pass of micro-batch {bwd_chunk_id} before that of {self._backwards}, "
+                "as ScheduleLoopedBFS does: compressed stages need micro-batches in order. Schedules that work: GPipe, "
+                "1F1B, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV"
+            )
+        self._backwards += 1
         if self.gradients_in is not None and self.has_backward:
             self._accept_gradient(self.gradients_in.receive(bwd_chunk_id).to(self.device), bwd_chunk_id)
         result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
@@ -182,7 +225,13 @@ class EncodedStage(PipelineStage):
         if self.has_backward:
             self._accept_gradient(next_stage_bwd_outputs, mb_index)
 
-    # Metadata exchange is disabled: nothing from the network is unpickled
+    # Shapes are static and stages need not agree on that: no message but those above, and nothing is unpickled
+
+    def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return torch.ones(1, dtype=torch.int32)
+
+    def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return torch.ones(1, dtype=torch.int32)
 
     def _send_meta(self, meta: Any, dst_stage: int) -> NoReturn:  # noqa: ARG002
         raise RuntimeError(
@@ -228,11 +277,15 @@ class MessageStage(EncodedStage):
     def begin(self, step: int, microbatches: int, *, backward: bool) -> None:
         """Starts a step (or validation, with `backward` False) and posts its receives."""
         self.step, self.training, self.label = step, backward, self._label(step)
-        if self.states_in is not None:
-            self.states_in.expect(microbatches, self._method_before.forward_nbytes, self.label)
-        if self.gradients_in is not None:
-            expected = microbatches if backward else 0
-            self.gradients_in.expect(expected, self._method_after.backward_nbytes, self.label)
+        self.expect_messages(microbatches, backward=backward)
+
+    @property
+    def state_nbytes(self) -> int:
+        return self._method_before.forward_nbytes
+
+    @property
+    def gradient_nbytes(self) -> int:
+        return self._method_after.backward_nbytes
 
     def _label(self, step: int) -> Label:
         """Label of all messages of a step; the basis changes only between steps."""

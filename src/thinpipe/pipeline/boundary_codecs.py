@@ -1,0 +1,96 @@
+"""Codecs at the boundaries of compressed stages, and their codec state as named tensors for checkpoints.
+
+Used by `CompressedStage` (the boundaries before and after one stage) and `CompressedSequential` (all boundaries).
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from thinpipe.boundary.codec import boundary_config, message_shape
+from thinpipe.boundary.contract import BoundaryMethod, MessageId, codec_state_parts
+from thinpipe.boundary.registry import make_method
+from thinpipe.config.boundary import BoundaryConfig
+from thinpipe.config.toml import differences
+from thinpipe.core.errors import UserError
+
+_STEP, _SETTINGS = "step_number", "settings"
+
+
+class BoundaryCodecs:
+    """One boundary method for each boundary next to given stages."""
+
+    def __init__(
+        self,
+        stages: Collection[int],
+        num_stages: int,
+        *,
+        shape: tuple[int, int, int],
+        boundary: str | BoundaryConfig,
+        dtype: torch.dtype,
+        seed: int,
+    ) -> None:
+        """`stages`: indices of the stages in this process. Other arguments as those of `CompressedStage`."""
+        config, shape_and_dtype = boundary_config(boundary), message_shape(shape, dtype)
+        self._stages, self._seed = stages, seed
+        self._methods = {
+            index: make_method(config, shape_and_dtype, in_subspace=False, seed=seed)
+            for index in range(num_stages - 1)
+            if index in stages or index + 1 in stages
+        }
+        settings = {"shape": list(shape), "dtype": str(dtype), "seed": seed, "boundary": config}
+        self._settings: dict[str, Any] = msgspec.to_builtins(settings, enc_hook=str)
+
+    def method(self, boundary: int, *, training: bool) -> BoundaryMethod:
+        """Codec of a boundary for training, or its inference variant."""
+        method = self._methods[boundary]
+        return method if training else method.at_inference
+
+    def message_id(self, boundary: int, *, step: int, microbatch: int, training: bool) -> MessageId:
+        return MessageId(seed=self._seed, step=step, microbatch=microbatch, boundary=boundary, training=training)
+
+    @property
+    def forward_nbytes(self) -> int:
+        """Bytes of a forward message in training; 0 without boundaries."""
+        return next((method.states.compressor.nbytes for method in self._methods.values()), 0)
+
+    @property
+    def backward_nbytes(self) -> int:
+        """Bytes of a backward message; 0 without boundaries."""
+        return next((method.backward_nbytes for method in self._methods.values()), 0)
+
+    def state(self, step_number: int) -> dict[str, Tensor]:
+        """Step number, and for each end of a boundary in this process its settings (JSON as uint8) and codec state."""
+        state = {_STEP: torch.tensor(step_number)}
+        settings = torch.tensor(list(msgspec.json.encode(self._settings)), dtype=torch.uint8)
+        for end, save, _ in codec_state_parts(self._methods, self._stages):
+            part = {_SETTINGS: settings, **save()}
+            state |= {f"{end}.{name}": tensor for name, tensor in part.items()}
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> int:
+        """Restores what `state` returned, and returns the step number. Names of other ends are ignored.
+
+        Raises UserError, before anything is changed, if an end of a boundary is missing or has other settings.
+        """
+        if _STEP not in state:
+            raise UserError(f"this is no codec state of compressed stages: it has no {_STEP}")
+        loads = []
+        for end, save, load in codec_state_parts(self._methods, self._stages):
+            part = {name.removeprefix(f"{end}."): state[name] for name in state if name.startswith(f"{end}.")}
+            saved = part.pop(_SETTINGS, None)
+            if saved is None:
+                raise UserError(f"this codec state has no {end}: it was saved from another stage")
+            changed = differences(msgspec.json.decode(bytes(saved.tolist())), self._settings)
+            if changed:
+                listed = "; ".join(f"{setting} {change}" for setting, change in changed.items())
+                raise UserError(f"the codec state of {end} was saved with other settings (saved -> here): {listed}")
+            if {name: tensor.shape for name, tensor in part.items()} != {k: v.shape for k, v in save().items()}:
+                raise UserError(f"the codec state of {end} is incomplete: it has {', '.join(part) or 'no tensors'}")
+            loads.append((load, part))
+        for load, part in loads:
+            load(part)
+        return int(state[_STEP])
