@@ -1,5 +1,6 @@
 """`train` runs training from Python; `Run` is what a run has left in its folder. No torch until it is needed."""
 
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,20 +28,38 @@ def train(
     dictionary of the keys to change (`train("run.toml", training={"steps": 100})`) or a settings object.
 
     With `parallelism.pipeline_parallel_degree` 1 the run is computed in this process; otherwise by processes that this
-    one starts, or by those that `torchrun` has started. In the main thread the first Ctrl+C or SIGTERM ends the run
-    with a checkpoint (`stop_reason` "signal"); in other threads no signal is handled.
+    one starts, or by those that `torchrun` has started. There each process calls `train`; a program that does so more
+    than once opens a gloo process group itself, which all its runs use and leave open. A run in this process leaves
+    torch's random number generators as it found them, but other threads share them while it goes on.
+
+    In the main thread the first Ctrl+C or SIGTERM ends the run with a checkpoint (`stop_reason` "signal"). Then `train`
+    raises KeyboardInterrupt after Ctrl+C, and after SIGTERM sends the signal again, to the handler that was there
+    before, by default the end of the program. In other threads no signal is handled.
 
     `callbacks` are called with every event of the run (`Started`, `Step`, `Validated`, `Saved`, `Stopped` and others),
-    in the thread of the caller, after the event was logged. A callback that raises ends the run: the run saves a
-    checkpoint after its current step and the exception propagates. `quiet`: nothing is printed; with several processes
-    their output is in files of the run folder.
+    in the thread of the caller, after the event was logged. A callback that raises ends the run with a checkpoint,
+    before the next step (with several processes a few steps later), and the exception propagates.
+
+    `quiet`: nothing is printed on stdout; with several processes their output is in `processes` of the run folder.
+    Warnings go to the logger "thinpipe" of `logging`, by default to stderr.
 
     Raises UserError for wrong settings, RunFailedError if one of several processes failed. A run that diverged or could
     not save its last checkpoint raises nothing: see `Run.stop_reason`.
     """
     settings, observer = run_settings(config, overrides), Observer(callbacks, quiet=quiet)
-    train_with_observer(settings, observer)
+    try:
+        train_with_observer(settings, observer)
+    finally:
+        _deliver(observer.stop_signal)
     return Run(settings.job.dump_folder, observer.stop_reason)
+
+
+def _deliver(number: signal.Signals | None) -> None:
+    """Gives the program the signal that has ended a run, so that a loop over runs ends too."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    if number is not None:
+        signal.raise_signal(number)
 
 
 class Losses(NamedTuple):

@@ -2,16 +2,19 @@
 
 import sys
 
-from thinpipe.api.run import train
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import RunFailedError
-from thinpipe.training.observer import FAILED
+from thinpipe.training.launch import train
+from thinpipe.training.observer import FAILED, Observer
 
 
 def run(config: RunConfig) -> int:
-    """Exit code: 0, 1 if the run failed, 2 for a user error that a process of a group has reported."""
+    """Exit code: 0, also after a signal, 1 if the run failed, 2 for a user error that a process of a group has
+    reported."""
+    observer = Observer()
     try:
-        return 1 if train(config).stop_reason in FAILED else 0
+        train(config, observer)
+        return 1 if observer.stop_reason in FAILED else 0
     except RunFailedError as error:
         if not error.reported:
             print(f"thinpipe: {error}", file=sys.stderr)

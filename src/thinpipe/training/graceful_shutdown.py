@@ -4,38 +4,53 @@ handler, which normally ends the process at once."""
 
 import signal
 import threading
+from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
+def install_handler(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Handles SIGTERM and SIGINT with `handler`; returns the previous handlers, for `restore_handlers`.
+
+    Handles nothing outside the main thread, which alone can, and no signal whose handler was not installed from Python:
+    Python could not restore it.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    current = {number: signal.getsignal(number) for number in SIGNALS if in_main_thread}
+    previous = {number: known for number, known in current.items() if known is not None}
+    for number in previous:
+        signal.signal(number, handler)
+    return previous
+
+
+def restore_handlers(previous: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in previous.items():
+        signal.signal(number, handler)
 
 
 class StopRequest:
-    """Context manager whose `requested` becomes True on the first signal. Does nothing outside the main thread, which
-    alone can handle signals."""
+    """Context manager that keeps the first signal. Does nothing where `install_handler` handles nothing."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self.signal: signal.Signals | None = None
+        """The first signal; None: no signal has arrived."""
         self._previous: dict[signal.Signals, Any] = {}
 
+    @property
+    def requested(self) -> bool:
+        return self.signal is not None
+
     def __enter__(self) -> Self:
-        for number in SIGNALS if in_main_thread() else ():
-            self._previous[number] = signal.signal(number, self._on_signal)
+        self._previous = install_handler(self._on_signal)
         return self
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.requested = True
-        self._restore_handlers()
-
-    def _restore_handlers(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self.signal = signal.Signals(number)
+        restore_handlers(self._previous)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._restore_handlers()
+        restore_handlers(self._previous)

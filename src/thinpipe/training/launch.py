@@ -19,6 +19,7 @@ from types import FrameType
 
 import msgspec
 
+from thinpipe.config.boundary import refuse_registered_compressors
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import DECODE_ERRORS, RunFailedError, UserError
@@ -28,7 +29,7 @@ from thinpipe.core.folder_lock import FolderLock, run_lock
 from thinpipe.core.log_tail import Tail
 from thinpipe.core.run_folder import events_path
 from thinpipe.training.error_file import ERROR_FILE_VARIABLE, ErrorReport
-from thinpipe.training.graceful_shutdown import SIGNALS, in_main_thread
+from thinpipe.training.graceful_shutdown import install_handler, restore_handlers
 from thinpipe.training.observer import FAILED, Observer
 from thinpipe.transport.rendezvous import Rendezvous
 
@@ -87,10 +88,12 @@ class Worker:
 
 
 def launch(config: RunConfig, degree: int, lock: FolderLock | None, observer: Observer) -> None:
-    """Starts `degree` processes on this machine and waits for them. Raises UserError or RunFailedError if one failed.
+    """Starts `degree` processes on this machine and waits for them.
 
+    Raises what a callback of `observer` has raised, else UserError or RunFailedError, if a process failed.
     Process 0 prints to the console, unless `observer` is quiet, the others to log files in the run folder.
     """
+    refuse_registered_compressors(config.boundary, "processes that `train` starts")
     folder = config.job.dump_folder / "processes"
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "run.toml"
@@ -100,15 +103,19 @@ def launch(config: RunConfig, degree: int, lock: FolderLock | None, observer: Ob
     workers: list[Worker] = []
     inherited = lock.inheritable if lock else ()
     events = _EventReader(events_path(config.job.dump_folder), observer)
-    with _signals_to(workers):
+    signals = _StopSignals(workers, observer)
+    with signals.forwarded():
         with Rendezvous(degree) as rendezvous:
             for rank in range(degree):
                 variables, descriptors = rendezvous.variables(rank), inherited + rendezvous.inherited_by(rank)
                 log = folder / f"process-{rank}.log" if rank or observer.quiet else None
                 workers.append(_start(settings, folder, rank, environment | variables, descriptors, log))
-        failed = _watch(workers, events)
+        failed = _watch(workers, events, signals)
         if failed is not None and observer.stop_reason not in FAILED:
-            raise _failure(workers, failed)
+            try:
+                raise _failure(workers, failed)
+            finally:
+                observer.raise_error()  # in place of the failure, which is then its context
 
 
 class _EventReader:
@@ -151,50 +158,59 @@ def _start(
     return Worker(process, error_file, log)
 
 
-@contextmanager
-def _signals_to(workers: list[Worker]) -> Iterator[None]:
-    """Forwards signals to the workers (in the main thread, which alone gets them), and kills the workers that are left
-    on exit.
+class _StopSignals:
+    """Signals for the workers: those that the launcher gets (in the main thread, which alone gets them), and the stop
+    request of an observer.
 
-    The first signal goes to worker 0 only, because stop requests are shared in the all-reduce of the step; later
-    ones go to all workers.
+    The first one goes to worker 0 only, because stop requests are shared in the all-reduce of the step, and worker 0
+    gets no second one unless the user insists: a second signal ends a worker at once, even while it saves. Later
+    signals to the launcher go to all workers.
     """
-    received = 0
 
-    def forward(number: int, _frame: FrameType | None) -> None:
-        nonlocal received
-        received += 1
-        for worker in workers[: 1 if received == 1 else None]:
-            worker.process.send_signal(number)
+    def __init__(self, workers: list[Worker], observer: Observer) -> None:
+        self._workers, self._observer = workers, observer
+        self._sent = self._received = False
 
-    previous = {number: signal.signal(number, forward) for number in SIGNALS if in_main_thread()}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        for worker in workers:
-            if worker.process.poll() is None:
-                worker.process.kill()
-            worker.process.wait()
-            assert worker.process.stdin is not None
-            worker.process.stdin.close()
+    @contextmanager
+    def forwarded(self) -> Iterator[None]:
+        """Forwards signals to the workers, and kills the workers that are left on exit."""
+        previous = install_handler(self._forward)
+        try:
+            yield
+        finally:
+            restore_handlers(previous)
+            for worker in self._workers:
+                if worker.process.poll() is None:
+                    worker.process.kill()
+                worker.process.wait()
+                assert worker.process.stdin is not None
+                worker.process.stdin.close()
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        if self._received:
+            for worker in self._workers:
+                worker.process.send_signal(number)
+            return
+        self._received, self._observer.stop_signal = True, signal.Signals(number)
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Asks worker 0 to stop, once, if a signal or the observer wants that and the run has not stopped yet."""
+        wanted = self._observer.stop_signal or (signal.SIGTERM if self._observer.asked_to_stop() else None)
+        if wanted is None or self._sent or self._observer.stop_reason is not None or not self._workers:
+            return
+        self._sent = True
+        self._workers[0].process.send_signal(wanted)
 
 
-def _watch(workers: list[Worker], events: _EventReader) -> Worker | None:
-    """Waits until all workers have exited, or for the grace period after one failed; returns the first that failed.
-
-    Worker 0 gets SIGTERM if the observer asks the run to stop.
-    """
-    asked = False
+def _watch(workers: list[Worker], events: _EventReader, signals: _StopSignals) -> Worker | None:
+    """Waits until all workers have exited, or for the grace period after one failed; returns the first that failed."""
     while all(worker.process.poll() in (None, 0) for worker in workers):
         ended = all(worker.process.poll() == 0 for worker in workers)
         events.read()
         if ended:
             return None
-        if events.observer.asked_to_stop() and not asked:
-            workers[0].process.terminate()
-            asked = True
+        signals.pass_on()
         time.sleep(0.05)
     first = next(worker for worker in workers if worker.process.poll() not in (None, 0))
     deadline = time.monotonic() + _GRACE_SECONDS

@@ -1,5 +1,6 @@
 """Observer of a run: who is called with its events, whether it prints, and how it ended. Imports no torch."""
 
+import signal
 from collections.abc import Callable, Sequence
 
 from thinpipe.core.events import AnyEvent, Stopped
@@ -10,14 +11,17 @@ FAILED = ("not_finite", "not_saved")
 
 
 class Observer:
-    """Passes the events of a run to callbacks. A callback that raises an exception ends the run: the run saves a
-    checkpoint and stops after its current step, gets no more calls, and `raise_error` raises the exception."""
+    """Passes the events of a run to callbacks. A callback that raises an exception ends the run: no callback is called
+    any more, the run saves a checkpoint and stops, and `raise_error` raises the exception. A run in this process stops
+    before its next step, a run in several processes after the step in which the request arrives."""
 
     def __init__(self, callbacks: Sequence[Callback] = (), *, quiet: bool = False) -> None:
         self.quiet = quiet
         """True: nothing is printed on the console."""
         self.stop_reason: str | None = None
         """Reason of the last `Stopped` event; None while the run goes on, or if it failed."""
+        self.stop_signal: signal.Signals | None = None
+        """Signal that asked the run to stop (Ctrl+C is SIGINT); None: there was none."""
         self._callbacks = callbacks
         self._error: BaseException | None = None
 

@@ -3,10 +3,12 @@
 import logging
 import os
 import signal
-import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
+from typing import NoReturn
 
 import msgspec
 import torch
@@ -17,6 +19,7 @@ from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import OtherProcessError, RunFailedError, UserError
 from thinpipe.core.events import AnyEvent
 from thinpipe.core.files import write_atomically
+from thinpipe.training.engine import choose_device
 from thinpipe.training.error_file import ERROR_FILE_VARIABLE, ErrorReport
 from thinpipe.training.observer import Observer
 from thinpipe.training.run_environment import RunEnvironment
@@ -29,8 +32,8 @@ _LOG = logging.getLogger(__name__)
 class _ObservedRun(RunEnvironment):
     """Hooks of a local run with an observer."""
 
-    def __init__(self, observer: Observer) -> None:
-        self.observer, self.quiet = observer, observer.quiet
+    def __init__(self, observer: Observer, *, in_group: bool) -> None:
+        self.observer, self.quiet, self._in_group = observer, observer.quiet, in_group
 
     def on_event(self, event: AnyEvent) -> None:
         self.observer.on_event(event)
@@ -38,38 +41,70 @@ class _ObservedRun(RunEnvironment):
     def asked_to_stop(self) -> bool:
         return self.observer.asked_to_stop()
 
+    def stops_now(self) -> bool:
+        return not self._in_group and self.observer.asked_to_stop()
+
 
 def train(config: RunConfig, observer: Observer, *, in_group: bool) -> None:
     """Trains in this process, which is one of several if `in_group`; `observer` learns how the run ended.
 
-    Raises every exception of a single process. In a group, reports an exception and raises it, or RunFailedError in
-    place of a UserError or a ConnectionError.
+    Raises every exception of a single process. In a group raises RunFailedError in place of a ConnectionError and, in a
+    process that the local launcher has started, of a UserError, which the launcher raises.
     """
-    before = torch.are_deterministic_algorithms_enabled()
-    if config.debug.deterministic:
-        torch.use_deterministic_algorithms(True)
-    trainer: Trainer | None = None
-    group: dist.ProcessGroup | None = None
+    with ExitStack() as stack:
+        stack.enter_context(_deterministic_algorithms(config.debug.deterministic))
+        trainer: Trainer | None = None
+        try:
+            group: dist.ProcessGroup | None = None
+            if in_group:
+                _stop_without_launcher()
+                group = stack.enter_context(_open_group(config))
+            else:
+                device = choose_device(config.training.device)
+                stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+            trainer = Trainer(config, group, _ObservedRun(observer, in_group=in_group))
+            if config.job.print_config and trainer.collectives.rank == 0 and not observer.quiet:
+                print(dump_toml(config))
+                print(f"# the model: {trainer.model_config}")
+            trainer.train()
+        except Exception as error:
+            if in_group:
+                _raise_in_group(error, trainer)
+            raise
+        finally:
+            if trainer is not None:
+                observer.stop_signal = trainer.stop.signal
+
+
+@contextmanager
+def _deterministic_algorithms(wanted: bool) -> Iterator[None]:
+    """Allows only deterministic algorithms of torch, if `wanted`, and restores the caller's setting."""
+    if not wanted:
+        yield
+        return
+    before, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    torch.use_deterministic_algorithms(True)
     try:
-        if in_group:
-            _stop_without_launcher()
-            group = open_group(config.link, timeout=timedelta(seconds=config.parallelism.timeout_seconds))
-        trainer = Trainer(config, group, _ObservedRun(observer))
-        if config.job.print_config and trainer.collectives.rank == 0:
-            print(dump_toml(config))
-            print(f"# the model: {trainer.model_config}")
-        trainer.train()
-    except Exception as error:
-        if not in_group:
-            raise
-        text = _report_error(error, trainer)
-        if not isinstance(error, UserError | ConnectionError):
-            raise
-        raise RunFailedError(text, reported=True, user_error=isinstance(error, UserError)) from error
+        yield
     finally:
-        torch.use_deterministic_algorithms(before)
-    if group is not None:
-        dist.destroy_process_group()
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+
+
+@contextmanager
+def _open_group(config: RunConfig) -> Iterator[dist.ProcessGroup]:
+    """Process group of the run. Closes on exit what it has opened: not a default group that the caller had opened."""
+    was_open, group = dist.is_initialized(), dist.group.WORLD
+    try:
+        group = open_group(config.link, timeout=timedelta(seconds=config.parallelism.timeout_seconds))
+        yield group
+    finally:
+        if not was_open and dist.is_initialized():
+            dist.destroy_process_group()
+        elif was_open and group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
 
 
 def _stop_without_launcher() -> None:
@@ -85,8 +120,8 @@ def _stop_without_launcher() -> None:
     Thread(target=wait, name="waits for the launcher", daemon=True).start()
 
 
-def _report_error(error: Exception, trainer: Trainer | None) -> str:
-    """Reports the error to the launcher, or on stderr without one; returns the text of the report.
+def _raise_in_group(error: Exception, trainer: Trainer | None) -> NoReturn:
+    """Raises the error with the place of this process in its text, and reports it to the launcher, if there is one.
 
     Called before the sockets close, so that the error file is older than those of processes that fail because they lose
     this one.
@@ -95,17 +130,15 @@ def _report_error(error: Exception, trainer: Trainer | None) -> str:
     if trainer is not None:
         stages = trainer.engine.placement.processes[trainer.collectives.rank]
         place += f", stage {' and '.join(map(str, stages))}, step {trainer.finished_steps + 1}"
-    report = ErrorReport(
-        text=f"{place}: {_in_words(error)}",
-        user_error=isinstance(error, UserError),
-        in_other_process=isinstance(error, OtherProcessError),
-    )
-    if ERROR_FILE_VARIABLE in os.environ:
+    expected, user_error = isinstance(error, UserError | ConnectionError), isinstance(error, UserError)
+    text = f"{place}: {error}" if expected else f"{place}: {type(error).__name__}: {error}"
+    launched = ERROR_FILE_VARIABLE in os.environ
+    if launched:
+        report = ErrorReport(text=text, user_error=user_error, in_other_process=isinstance(error, OtherProcessError))
         write_atomically(Path(os.environ[ERROR_FILE_VARIABLE]), msgspec.json.encode(report))
-    else:
-        print(f"thinpipe: {report.text}", file=sys.stderr)
-    return report.text
-
-
-def _in_words(error: Exception) -> str:
-    return str(error) if isinstance(error, UserError | ConnectionError) else f"{type(error).__name__}: {error}"
+    if not expected:
+        error.add_note(f"in {place}")
+        raise error
+    if user_error and not launched:
+        raise UserError(text) from error
+    raise RunFailedError(text, reported=launched, user_error=user_error) from error

@@ -57,6 +57,10 @@ class RunEnvironment:
         """True if the hub or an observer asked the run to stop; signals to this process are handled elsewhere."""
         return False
 
+    def stops_now(self) -> bool:
+        """True if a run of a single process, which nobody has to agree with, ends before its next step."""
+        return False
+
     def before_stop_request(self) -> None:
         """Called before every all-reduce of a step that tells the other processes that this one received a stop
         signal."""

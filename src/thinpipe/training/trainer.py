@@ -74,7 +74,8 @@ class Trainer:
         self.finished_steps, self.cursor, self.saved_step = 0, Cursor(), -1
         self._skips = 0
         """Number of consecutive skipped steps up to now."""
-        self._stop = StopRequest()
+        self.stop = StopRequest()
+        """SIGTERM or SIGINT to this process during `train`."""
 
     _log: EventLog | None
     _display: Display
@@ -121,11 +122,6 @@ class Trainer:
             )
         return model
 
-    @property
-    def stop_requested_here(self) -> bool:
-        """True once this process has received SIGTERM or SIGINT during `train`."""
-        return self._stop.requested
-
     def train(self) -> str:
         """Trains until the last step, a stop request or too many skipped steps, then saves a checkpoint.
 
@@ -141,7 +137,7 @@ class Trainer:
             protected=self.run_environment.protected,
         )
         with (
-            self._stop,
+            self.stop,
             open_log(events_path(config.job.dump_folder) if self.collectives.rank == 0 else None) as log,
             open_display(config, is_leader=self.collectives.rank == 0, quiet=self.run_environment.quiet) as display,
         ):
@@ -149,6 +145,9 @@ class Trainer:
             self._resume_or_start()
             reason = "finished"
             while self.finished_steps < total:
+                if self.run_environment.stops_now():
+                    reason = "signal"
+                    break
                 with self.run_environment.step():
                     event, asked_to_stop = self._step()
                 self._tell(event)
@@ -228,7 +227,7 @@ class Trainer:
 
     def _asked_to_stop(self) -> bool:
         """True if a signal or the hub asked this process to stop. The engine calls this before a step's all-reduce."""
-        if not self._stop.requested:
+        if not self.stop.requested:
             return self.run_environment.asked_to_stop()
         self.run_environment.before_stop_request()
         return True

@@ -319,7 +319,7 @@ class PeerProcess:
             if dist.is_initialized():
                 dist.destroy_process_group()
             remote_run.close()
-        if trainer is None or trainer.stop_requested_here:
+        if trainer is None or trainer.stop.requested:
             return trainer is not None
         if self.stop_reason == "not_saved" and trainer.finished_steps == config.training.steps:
             self._print_once(
