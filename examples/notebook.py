@@ -1,8 +1,6 @@
 """thinpipe in a notebook: text to tokens, a run with progress, its losses, text from the model.
 
-    python examples/notebook.py [FOLDER] [STEPS]
-
-Run it again with more steps and the run goes on where it stopped.
+python examples/notebook.py [FOLDER] [STEPS]      with more steps, the run goes on where it stopped
 """
 
 import sys
@@ -10,7 +8,9 @@ from pathlib import Path
 
 import thinpipe
 
-folder, steps = (*sys.argv[1:], *("runs/notebook", "200")[len(sys.argv) - 1 :])
+folder, steps = "runs/notebook", "200"
+if __name__ == "__main__" and "ipykernel" not in sys.modules:  # in a notebook the arguments are the kernel's
+    folder, steps = (*sys.argv[1:], *(folder, steps)[len(sys.argv) - 1 :])
 tokens = Path(folder) / "tokens"
 if not tokens.exists():
     thinpipe.tokenize("sample:train", tokens, validation_sources=["sample:validation"], vocab_size=2048)

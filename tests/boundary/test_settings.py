@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from thinpipe.config.boundary import BoundaryConfig
+from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml, from_table
 from thinpipe.core.errors import UserError
@@ -44,6 +44,29 @@ TOPK = {"kind": "topk", "keep": 0.1}
 def test_what_makes_no_sense_is_refused_with_advice(table, message):
     with pytest.raises(UserError, match=message):
         from_table({"boundary": table}, RunConfig, where="run.toml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"states": CompressionConfig(kind="top-k")},
+            "boundary.states.kind is 'top-k': there are none, topk, quantise",
+        ),
+        ({"forward": "int5"}, "boundary.forward is 'int5': there are fp32, bf16, int8, int4"),
+        (
+            {"gradients": CompressionConfig(kind="topk", keep=0.1, feedback="EF")},
+            "feedback is 'EF': there are none, ef,",
+        ),
+        ({"states": CompressionConfig(kind="topk", keep=0.1, format="fp16")}, "format is 'fp16': there are fp32, bf16"),
+        ({"states": "int4"}, "boundary.states is 'int4': write a CompressionConfig"),
+        ({"method": "dense"}, "boundary.method is 'dense': there are none, subspace, None"),
+    ],
+)
+def test_a_wrong_choice_in_python_is_refused_with_the_choices(settings, message):
+    with pytest.raises(UserError) as refused:
+        BoundaryConfig(**settings)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(

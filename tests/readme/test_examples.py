@@ -1,11 +1,16 @@
 """examples/*.py do what they say, in a few steps."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from unittest.mock import MagicMock
 
 import pytest
+
+import thinpipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -35,6 +40,18 @@ def test_the_notebook_trains_goes_on_and_writes(tmp_path):
     assert "step 5: Step" in second
     assert "finished: 6 steps, validation loss" in second
     assert len(second[second.index("validation loss") :]) > 60
+
+
+def test_in_a_notebook_the_arguments_of_the_kernel_are_not_ours(tmp_path, monkeypatch):
+    given = {}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
+    monkeypatch.setattr(thinpipe, "tokenize", lambda *_, **__: None)
+    monkeypatch.setattr(thinpipe, "train", lambda *_, **settings: given.update(settings) or MagicMock())
+    monkeypatch.setattr(thinpipe, "load", MagicMock())
+    runpy.run_path(str(EXAMPLES / "notebook.py"), run_name="__main__")
+    assert (given["job"]["dump_folder"], given["training"]["steps"]) == (Path("runs/notebook/run"), 200)
 
 
 @pytest.mark.timeout(900)

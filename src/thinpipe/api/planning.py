@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from thinpipe.api.settings import run_settings
+from thinpipe.config.boundary import refuse_registered_compressors
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.planning.devices import precision_of
@@ -32,6 +33,7 @@ def plan(
     Raises UserError.
     """
     settings = run_settings(config, overrides)
+    refuse_registered_compressors(settings.boundary, "`plan`")
     model, guessed = resolve_model(settings, vocab_size)
     known = load_machines(Path(machines), precision=precision_of(settings))
     known = replace(known, assumptions=(*known.assumptions, *guessed))

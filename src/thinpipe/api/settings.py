@@ -1,15 +1,17 @@
 """Settings of a run as the API takes them: a file, a preset or a RunConfig, with sections overridden. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from thinpipe.config.boundary import refuse_registered_name
 from thinpipe.config.presets import settings_file
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import from_table, load_toml
+from thinpipe.core.errors import UserError
 
 
 def run_settings(config: RunConfig | Path | str, overrides: Mapping[str, Any]) -> RunConfig:
@@ -17,15 +19,30 @@ def run_settings(config: RunConfig | Path | str, overrides: Mapping[str, Any]) -
     to change (`{"steps": 100}`), or a settings object that replaces the section. Raises UserError."""
     settings = config if isinstance(config, RunConfig) else load_toml(settings_file(str(config)), RunConfig)
     from_table({section: {} for section in overrides}, RunConfig, where="overrides")  # raises for an unknown section
-    sections: dict[str, Any] = {}
-    for section, changes in overrides.items():
-        current = getattr(settings, section)
-        if is_dataclass(changes):
-            sections[section] = changes
-        else:
-            merged = _merged(msgspec.to_builtins(current, enc_hook=str), msgspec.to_builtins(changes, enc_hook=str))
-            sections[section] = from_table(merged, type(current), where=f"overrides of [{section}]")
+    sections = {section: _changed(section, getattr(settings, section), overrides[section]) for section in overrides}
     return replace(settings, **sections)
+
+
+def _changed(section: str, current: Any, changes: Any) -> Any:
+    if isinstance(changes, type(current)):
+        return changes
+    if not isinstance(changes, Mapping):
+        given = "None" if changes is None else f"a {type(changes).__name__}"
+        raise UserError(
+            f"overrides of [{section}]: write a dictionary of the keys to change, or a {type(current).__name__}, in "
+            f"place of {given}"
+        )
+    merged = _merged(msgspec.to_builtins(current, enc_hook=_plain), msgspec.to_builtins(changes, enc_hook=_plain))
+    if section == "boundary":
+        for part in merged.values():
+            if isinstance(part, Mapping):
+                refuse_registered_name(part.get("kind"), "a dictionary of settings")
+    return from_table(merged, type(current), where=f"overrides of [{section}]")
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and torch as Python's; a path as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,9 +44,10 @@ def register_compressor(
     """Makes a compressor of your own known in this program by `name`, for `CompressionConfig(kind=name)` and `codec`.
 
     `compressor` is called with the shape of the messages, the settings and a seed that both ends share, and returns a
-    `Compressor`. `settings` are the fields of `CompressionConfig` that apply to it; the first is required. Processes
-    that `train` starts do not know the name: it is for one process, and for pipelines of your own, where every process
-    registers it. Raises UserError if the name is taken by another compressor.
+    `Compressor`. `settings` are the fields of `CompressionConfig` that apply to it; the first is required. The name is
+    for a run in one process, whose settings have a `BoundaryConfig` object, and for pipelines of your own, where every
+    process registers it: processes that `train` starts, files, dictionaries of settings and `plan` do not know it.
+    Raises UserError if the name is taken by another compressor.
     """
     if COMPRESSORS.get(name, compressor) is not compressor or name in ("none", *FORMATS):
         raise UserError(f"there is already a compressor named {name!r}: choose another name")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args, get_origin
 
 from thinpipe.core.errors import UserError
 
@@ -49,6 +49,8 @@ COMPRESSION_SETTINGS: dict[str, tuple[str, ...]] = {
 }
 """Settings that apply to each kind of compression; the first is required. A new kind adds an entry here, in
 `boundary.registry.COMPRESSORS` and in `boundary.sizes.MESSAGE_LAYOUTS`."""
+_OWN_KINDS = tuple(COMPRESSION_SETTINGS)
+"""Kinds that come with thinpipe; `register_compressor` adds others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,8 @@ class BoundaryConfig:
     forward: FormatName = "fp32"
     """Number format of states. fp32 is lossless for float32 and bfloat16 models; float64 states are rounded."""
     backward: FormatName = "fp32"
-    """Number format of gradients. int8 and int4 use stochastic rounding, which is unbiased."""
+    """Number format of gradients. int8 and int4 use stochastic rounding, which is unbiased; bf16 rounds to nearest
+    even."""
     states: CompressionConfig = field(default_factory=CompressionConfig)
     gradients: CompressionConfig = field(default_factory=CompressionConfig)
     at_inference: bool = True
@@ -70,6 +73,7 @@ class BoundaryConfig:
     keep the states in memory."""
 
     def __post_init__(self) -> None:
+        _refuse_unknown_choices(self, "boundary")
         for name, number_format in (("states", "forward"), ("gradients", "backward")):
             _refuse_without_effect(getattr(self, name), f"boundary.{name}")
             if getattr(self, name).kind != "none" and getattr(self, number_format) != "fp32":
@@ -100,6 +104,41 @@ class BoundaryConfig:
             wanted = "a subspace model (set model.subspace.width)" if name == "subspace" else "a dense model"
             raise UserError(f"boundary.method {name!r} is for {wanted}: leave boundary.method out to get the right one")
         return name
+
+
+def refuse_registered_compressors(config: BoundaryConfig, where: str) -> None:
+    """Raises UserError if a direction has a compressor of `register_compressor`, which `where` cannot know."""
+    for compression in (config.states, config.gradients):
+        refuse_registered_name(compression.kind, where)
+
+
+def refuse_registered_name(kind: Any, where: str) -> None:
+    """As `refuse_registered_compressors`, for one name."""
+    if isinstance(kind, str) and kind in COMPRESSION_SETTINGS and kind not in _OWN_KINDS:
+        raise UserError(
+            f"the compressor {kind!r} was registered in this program, and {where} cannot know it: it is for a run in "
+            "one process, given as boundary=BoundaryConfig(...), and for pipelines of your own"
+        )
+
+
+def _refuse_unknown_choices(config: "BoundaryConfig | CompressionConfig", where: str) -> None:
+    """Raises UserError for a setting that is not one of its choices: Python does not compare types."""
+    for setting in fields(config):
+        value = getattr(config, setting.name)
+        choices = tuple(COMPRESSION_SETTINGS) if setting.name == "kind" else _choices(setting.type)
+        if choices and value not in choices:
+            raise UserError(f"{where}.{setting.name} is {value!r}: there are {', '.join(map(str, choices))}")
+        if setting.name in ("states", "gradients"):
+            if not isinstance(value, CompressionConfig):
+                raise UserError(f"{where}.{setting.name} is {value!r}: write a CompressionConfig")
+            _refuse_unknown_choices(value, f"{where}.{setting.name}")
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """Values of a `Literal` type, with None for `Literal | None`; empty for another type."""
+    members = (hint,) if get_origin(hint) is Literal else get_args(hint)
+    chosen = [value for member in members if get_origin(member) is Literal for value in get_args(member)]
+    return (*chosen, *([None] if chosen and type(None) in members else []))
 
 
 def _refuse_without_effect(compression: CompressionConfig, where: str) -> None:
