@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -44,13 +43,18 @@ def test_the_notebook_trains_goes_on_and_writes(tmp_path):
 
 def test_in_a_notebook_the_arguments_of_the_kernel_are_not_ours(tmp_path, monkeypatch):
     given = {}
+
+    def train(*_arguments, **settings):
+        given.update(settings)
+        raise KeyboardInterrupt
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
     monkeypatch.setattr(thinpipe, "tokenize", lambda *_, **__: None)
-    monkeypatch.setattr(thinpipe, "train", lambda *_, **settings: given.update(settings) or MagicMock())
-    monkeypatch.setattr(thinpipe, "load", MagicMock())
-    runpy.run_path(str(EXAMPLES / "notebook.py"), run_name="__main__")
+    monkeypatch.setattr(thinpipe, "train", train)
+    with pytest.raises(KeyboardInterrupt):
+        runpy.run_path(str(EXAMPLES / "notebook.py"), run_name="__main__")
     assert (given["job"]["dump_folder"], given["training"]["steps"]) == (Path("runs/notebook/run"), 200)
 
 
