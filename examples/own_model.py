@@ -23,7 +23,7 @@ class Patches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.project, self.position = nn.Linear(16, WIDTH), nn.Parameter(0.02 * torch.randn(PATCHES, WIDTH))
+        self.project, self.position = nn.Linear(16, WIDTH), nn.Parameter(torch.randn(PATCHES, WIDTH))
 
     def forward(self, images: Tensor) -> Tensor:
         patches = images.unfold(1, 4, 4).unfold(2, 4, 4).reshape(len(images), PATCHES, 16)
@@ -45,7 +45,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(step)
     images, quarters = torch.randn(BATCH, 16, 16, generator=generator), torch.arange(BATCH) % 4
     for image, quarter in zip(images, quarters, strict=True):
-        image[8 * (quarter // 2) :, 8 * (quarter % 2) :][2:6, 2:6] += 1.0
+        image[8 * (quarter // 2) :, 8 * (quarter % 2) :][2:6, 2:6] += 2.0
     return images, quarters
 
 

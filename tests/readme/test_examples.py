@@ -60,10 +60,10 @@ def test_in_a_notebook_the_arguments_of_the_kernel_are_not_ours(tmp_path, monkey
 
 @pytest.mark.timeout(900)
 def test_a_model_of_ones_own_in_two_processes_equals_one():
-    printed = run("own_model.py", "12", launcher=("-m", "torch.distributed.run", "--nproc-per-node", "2"))
+    printed = run("own_model.py", "20", launcher=("-m", "torch.distributed.run", "--nproc-per-node", "2"))
     losses = [float(found) for found in re.findall(r"^step \d+: loss ([\d.]+)$", printed, re.MULTILINE)]
-    assert len(losses) == 12
-    assert losses[-1] < losses[0]
+    assert len(losses) == 20
+    assert losses[-1] < 0.7 * losses[0]
     assert f"{8 * 16 * (64 // 2 + 2)} bytes a message, equal to one process: True" in printed
 
 
