@@ -4,17 +4,38 @@ Ids, scales and padding are counted, as the methods state them and the contract 
 """
 
 from argparse import ArgumentParser
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from thinpipe.boundary.contract import MessageShape
 from thinpipe.boundary.registry import make_method
-from thinpipe.config.boundary import BoundaryConfig, FormatName
+from thinpipe.boundary.sizes import MessageSize, backward_nbytes, forward_nbytes
+from thinpipe.config.boundary import BoundaryConfig, CompressionConfig, FormatName
 from thinpipe.transport.emulation.framing import wire_nbytes
 
 DIM, WIDTH, TOKENS, VOCABULARY = 4096, 40, 1024, 128_256
 """Width of the model and of the subspace as in arXiv 2506.01260; ids of Llama 3, three bytes each."""
+
+
+BF16 = BoundaryConfig(forward="bf16", backward="bf16")
+INT4 = BoundaryConfig(forward="int4", backward="int4")
+ROTATED = CompressionConfig(kind="quantise", bits=4, per="token", rotate=True)
+ROTATED_INT4 = BoundaryConfig(states=ROTATED, gradients=ROTATED)
+
+
+def nbytes_per_token(boundary: BoundaryConfig, size: MessageSize) -> float:
+    """Bytes per token across a boundary in both directions, token ids and scales included."""
+    return (forward_nbytes(boundary, size) + backward_nbytes(boundary, size)) / size.rows
+
+
+def int4_channels(size: MessageSize, ratio: int) -> int:
+    """Largest number of int4 channels whose messages have at least `ratio` times fewer bytes than bf16
+    messages of `size`."""
+    limit = nbytes_per_token(BF16, size) / ratio
+    widths = range(1, size.width + 1)
+    return max(width for width in widths if nbytes_per_token(INT4, replace(size, width=width)) <= limit)
 
 
 def sizes(width: int, number_format: FormatName, *, in_subspace: bool) -> tuple[float, float, float]:

@@ -9,44 +9,44 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from benchmarks.message_sizes import DIM, TOKENS, VOCABULARY
-from thinpipe.boundary.sizes import MessageSize, backward_nbytes, forward_nbytes
-from thinpipe.config.boundary import BoundaryConfig, CompressionConfig, FormatName
+from benchmarks.message_sizes import (
+    BF16,
+    DIM,
+    INT4,
+    ROTATED_INT4,
+    TOKENS,
+    VOCABULARY,
+    int4_channels,
+    nbytes_per_token,
+)
+from thinpipe.boundary.sizes import MessageSize
 from thinpipe.report.figures import BLUE, GREEN, GREY, INK, ORANGE, pyplot
 
 UPLOAD_MBPS = 20
 SUBSPACE_WIDTH, KEEL_RATIO = 40, 32
 HOMES = ("Anna", "Bert", "Carla", "Dora")
 COLOURS = (GREY, ORANGE, GREEN, BLUE)
-ROTATED_INT4 = CompressionConfig(kind="quantise", bits=4, per="token", rotate=True)
-
-
-def nbytes_per_token(boundary: BoundaryConfig, width: int) -> float:
-    """Bytes of a token at one boundary in both directions, with its id."""
-    size = MessageSize(batch=1, tokens=TOKENS, width=width, vocab_size=VOCABULARY)
-    return (forward_nbytes(boundary, size) + backward_nbytes(boundary, size)) / size.rows
 
 
 def methods() -> dict[str, float]:
     """Bytes per token of each method."""
-    dense = nbytes_per_token(_format("bf16"), DIM)
-    int4 = _format("int4")
-    keel = max(width for width in range(1, DIM) if nbytes_per_token(int4, width) <= dense / KEEL_RATIO)
+    dense = _size(DIM)
+    keel = int4_channels(dense, KEEL_RATIO)
     return {
-        "all numbers, bf16": dense,
-        "all numbers, 4 bits": nbytes_per_token(BoundaryConfig(states=ROTATED_INT4, gradients=ROTATED_INT4), DIM),
-        f"keel,\n{keel} of {DIM:,} numbers, 4 bits": nbytes_per_token(int4, keel),
-        f"subspace,\n{SUBSPACE_WIDTH} of {DIM:,} numbers, bf16": nbytes_per_token(_format("bf16"), SUBSPACE_WIDTH),
+        "all numbers, bf16": nbytes_per_token(BF16, dense),
+        "all numbers, 4 bits": nbytes_per_token(ROTATED_INT4, dense),
+        f"keel,\n{keel} of {DIM:,} numbers, 4 bits": nbytes_per_token(INT4, _size(keel)),
+        f"subspace,\n{SUBSPACE_WIDTH} of {DIM:,} numbers, bf16": nbytes_per_token(BF16, _size(SUBSPACE_WIDTH)),
     }
+
+
+def _size(width: int) -> MessageSize:
+    return MessageSize(batch=1, tokens=TOKENS, width=width, vocab_size=VOCABULARY)
 
 
 def tokens_per_second(nbytes: float) -> float:
     """What an upload carries: a machine in the middle sends states on and gradients back."""
     return UPLOAD_MBPS * 1e6 / 8 / nbytes
-
-
-def _format(name: FormatName) -> BoundaryConfig:
-    return BoundaryConfig(forward=name, backward=name)
 
 
 def draw(path: Path) -> None:

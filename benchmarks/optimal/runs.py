@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.convergence.execute import is_done, result_path
-from benchmarks.convergence.study import DENSE as BF16
 from benchmarks.convergence.study import SHAPE, VOCABULARY, Study
-from thinpipe.boundary.sizes import MessageSize, backward_nbytes, forward_nbytes
-from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
+from benchmarks.message_sizes import BF16, INT4, ROTATED_INT4, int4_channels, nbytes_per_token
+from thinpipe.boundary.sizes import MessageSize
 from thinpipe.config.model import ProjectionConfig
 from thinpipe.config.run import CheckpointConfig, LRSchedulerConfig, ModelSettings, RunConfig, ValidationConfig
 
@@ -37,9 +36,6 @@ RATES = (3e-3, 6e-3, 1.2e-2)
 MORE_RATES = (1.5e-3, 2.4e-2)
 """Tried if the lowest or the highest of RATES is the best."""
 TUNED_LIKE: dict[Model, Model] = {"D": "D", "D+": "D+", "K16": "K32", "K32": "K32"}
-INT4 = BoundaryConfig(forward="int4", backward="int4")
-ROTATED = CompressionConfig(kind="quantise", bits=4, per="token", rotate=True)
-ROTATED_INT4 = BoundaryConfig(states=ROTATED, gradients=ROTATED)
 Books = Literal["tuning", "reported"]
 """Half of the validation books: see `books.py`."""
 
@@ -63,7 +59,7 @@ class WidthRun(Study):
     @property
     def fewer_bytes(self) -> float:
         """Bytes of D's messages over those of this run."""
-        return nbytes_per_token(BF16, self.dim) / self.nbytes_per_token
+        return nbytes_per_token(BF16, message_size(self.dim)) / self.nbytes_per_token
 
     def config(self, data: Path, folder: Path) -> RunConfig:
         """`data` is a folder made by `split_books`."""
@@ -90,16 +86,13 @@ def shape_of(dim: int) -> ModelSettings:
     return replace(SHAPE, dim=dim, n_layers=BLOCKS, n_heads=dim // 16, n_kv_heads=dim // 32, hidden_dim=11 * dim // 4)
 
 
-def nbytes_per_token(boundary: BoundaryConfig, width: int) -> float:
-    """Bytes per token across a boundary in both directions, token ids and scales included."""
-    size = MessageSize(batch=MICROBATCH, tokens=SEQ_LEN, width=width, vocab_size=VOCABULARY)
-    return (forward_nbytes(boundary, size) + backward_nbytes(boundary, size)) / size.rows
+def message_size(width: int) -> MessageSize:
+    return MessageSize(batch=MICROBATCH, tokens=SEQ_LEN, width=width, vocab_size=VOCABULARY)
 
 
 def channels(dim: int, ratio: int) -> int:
-    """Largest number of int4 channels whose messages have at least `ratio` times fewer bytes than dense bf16."""
-    limit = nbytes_per_token(BF16, dim) / ratio
-    return max(width for width in range(1, dim + 1) if nbytes_per_token(INT4, width) <= limit)
+    """Channels of a keel with at least `ratio` times fewer bytes than dense bf16 at this width."""
+    return int4_channels(message_size(dim), ratio)
 
 
 def study(model: Model, dim: int, *, lr: float, seed: int = 0, boundaries: int = 3) -> WidthRun:

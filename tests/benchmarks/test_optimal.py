@@ -19,6 +19,7 @@ from benchmarks.optimal.runs import (
     all_runs,
     block_weights,
     channels,
+    message_size,
     nbytes_per_token,
     share_run,
     study,
@@ -43,7 +44,7 @@ def test_channels_follow_from_bytes_with_ids_and_scales():
     for dim in WIDTHS:
         for ratio in (16, 32):
             width = channels(dim, ratio)
-            assert nbytes_per_token(BF16, dim) < ratio * nbytes_per_token(INT4, width + 1)
+            assert nbytes_per_token(BF16, message_size(dim)) < ratio * nbytes_per_token(INT4, message_size(width + 1))
 
 
 def test_keels_send_as_many_times_fewer_bytes_as_their_names_say(runs):
@@ -53,7 +54,8 @@ def test_keels_send_as_many_times_fewer_bytes_as_their_names_say(runs):
         ratio = study("D", run.dim, lr=1.0).nbytes_per_token / run.nbytes_per_token
         assert ratio == pytest.approx(float(run.kind[1:]), rel=0.03), run.name
         assert ratio >= float(run.kind[1:]), run.name
-        assert run.nbytes_per_token == nbytes_per_token(INT4, run.projection.width), "the study counts the same bytes"
+        stated = nbytes_per_token(INT4, message_size(run.projection.width))
+        assert run.nbytes_per_token == stated, "the study counts the same bytes"
 
 
 def test_all_models_of_a_width_train_as_many_numbers(runs):
@@ -85,7 +87,7 @@ def test_the_list_has_the_runs_and_core_hours_of_the_page(runs):
 def test_the_page_has_the_widths_of_the_list():
     for dim in WIDTHS:
         cells = [
-            f"{width} ({nbytes_per_token(BF16, dim) / nbytes_per_token(INT4, width):.2f})"
+            f"{width} ({nbytes_per_token(BF16, message_size(dim)) / nbytes_per_token(INT4, message_size(width)):.2f})"
             for width in (channels(dim, 16), channels(dim, 32))
         ]
         run = study("D", dim, lr=1.0)
