@@ -129,6 +129,16 @@ class _Output:
             self.writing.close()
 
 
+def _load_backends(path):
+    """As `import torch` would: backends that packages in the folders of PYTHONPATH name (see `tests.device.sim`)."""
+    folders = [folder for folder in path.split(os.pathsep) if folder and folder not in sys.path]
+    sys.path[:0] = folders
+    if any(next(Path(folder).glob("*.dist-info"), None) for folder in folders):
+        import torch
+
+        torch._import_device_backends()
+
+
 def _run(module, arguments, output, errors, process_group, *, environment, cwd):
     """In the new process: everything as `python -m module` would find it, then the module."""
     if process_group is not None:
@@ -144,6 +154,7 @@ def _run(module, arguments, output, errors, process_group, *, environment, cwd):
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
+    _load_backends(environment.get("PYTHONPATH", ""))
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
     sys.argv = [module, *arguments]
     try:
