@@ -1,0 +1,74 @@
+"""Runs of several processes on the device `sim`, over gloo and over emulated links, against one process on it."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.device.sim import environment
+from tests.programs import steps_of
+from tests.train.test_processes import ENVIRONMENT, finish, placed, start
+from tests.transport.processes import free_port, group_environment
+from thinpipe.config.link import LinkConfig
+from thinpipe.training.trainer import Trainer
+
+LINK = LinkConfig(up="200mbps", down="200mbps", latency="1ms")
+
+
+@pytest.fixture
+def run_config(run_config):
+    """Of four micro-batches, enough for three processes."""
+    return replace(run_config, parallelism=replace(run_config.parallelism, pipeline_parallel_microbatch_size=2))
+
+
+def on(device, config, name="alone"):
+    config = placed(config, config.parallelism.pipeline_parallel_degree, name)
+    return replace(config, training=replace(config.training, device=device))
+
+
+def numbers(config):
+    """Loss and gradient norm of every step."""
+    return [(step.loss, step.grad_norm) for step in steps_of(config)]
+
+
+@pytest.fixture
+def expected(sim, run_config):  # noqa: ARG001
+    config = on("sim", run_config)
+    Trainer(config).train()
+    assert len(numbers(config)) == 12
+    return numbers(config)
+
+
+@pytest.mark.parametrize(
+    ("degree", "changes"), [(2, {}), (3, {}), (2, {"link": LINK})], ids=["two", "three", "two over a link"]
+)
+def test_processes_on_the_device_equal_one(degree, changes, expected, run_config):
+    config = on("sim", replace(placed(run_config, degree, "any"), **changes), "several")
+    code, printed = finish(start(config, ENVIRONMENT | environment()))
+    assert code == 0, printed
+    assert numbers(config) == expected
+
+
+def test_a_stage_on_the_cpu_and_one_on_the_device(expected, run_config):
+    """`sim` computes with the kernels of the CPU, so even these are equal; cards would agree within a band."""
+    port = free_port()
+    configs = [on(device, placed(run_config, 2, "any"), device) for device in ("cpu", "sim")]
+    hosts = [
+        start(config, ENVIRONMENT | environment() | group_environment(rank, 2, port=port))
+        for rank, config in enumerate(configs)
+    ]
+    for host in hosts:
+        code, printed = finish(host)
+        assert code == 0, printed
+    assert numbers(configs[0]) == expected
+
+
+@pytest.mark.parametrize("devices", [("sim", "cpu"), ("cpu", "sim")], ids=" to ".join)
+def test_a_run_goes_on_on_the_other_device(devices, expected, run_config):
+    whole, resumed = (on(device, run_config, f"on-{device}") for device in devices)
+    Trainer(whole).train()
+    place = Path("checkpoints/step-00000004")
+    shutil.copytree(whole.job.dump_folder / place, resumed.job.dump_folder / place)
+    Trainer(resumed).train()
+    assert numbers(resumed) == expected[4:]
