@@ -64,6 +64,15 @@ def test_a_stage_on_the_cpu_and_one_on_the_device(expected, run_config):
     assert numbers(configs[0]) == expected
 
 
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_run_needs_no_float64_on_the_device(degree, expected, run_config):
+    """Steps, basis updates, validation and checkpoints, where creating a float64 tensor on the device raises."""
+    config = on("sim", placed(run_config, degree, "any"), "no-float64")
+    code, printed = finish(start(config, ENVIRONMENT | environment(SIM_NO_F64=1)))
+    assert code == 0, printed
+    assert numbers(config) == expected
+
+
 @pytest.mark.parametrize("devices", [("sim", "cpu"), ("cpu", "sim")], ids=" to ".join)
 def test_a_run_goes_on_on_the_other_device(devices, expected, run_config):
     whole, resumed = (on(device, run_config, f"on-{device}") for device in devices)

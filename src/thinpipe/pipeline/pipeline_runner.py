@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.pipelining import ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
 
 from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS, Placement
-from thinpipe.pipeline.runner import Received, divide_gradients
+from thinpipe.pipeline.runner import Received, divide_gradients, mean_of
 from thinpipe.pipeline.stage import EarlyForwards1F1B, MessageStage
 from thinpipe.pipeline.stage_module import StageModule
 
@@ -75,10 +75,7 @@ class PipelineRunner:
         )
         if not last:
             return None
-        total = torch.zeros((), dtype=torch.float64)
-        for loss in losses:
-            total += loss.detach().cpu()
-        return (total / len(losses)).item()
+        return mean_of(losses)
 
     def received(self) -> list[Received]:
         """Traffic of the last step, per boundary and direction, received from other processes."""

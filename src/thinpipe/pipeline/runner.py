@@ -70,17 +70,25 @@ class TwinRunner:
         return self._run(0, microbatches, backward=False)
 
     def _run(self, step: int, microbatches: Sequence[Tensor], *, backward: bool) -> float:
-        total = torch.zeros((), dtype=torch.float64, device=microbatches[0].device)
+        losses: list[Tensor] = []
         for index, ids_BW in enumerate(microbatches):
             self.stage_module.begin(ids_BW, step=step, microbatch=index, backward_follows=backward)
             loss = self.stage_module()
             if backward:
                 loss.backward()
-            total += loss.detach()
-        return (total / len(microbatches)).item()
+            losses.append(loss.detach())
+        return mean_of(losses)
 
     def received(self) -> list[Received]:
         return []
+
+
+def mean_of(losses: Sequence[Tensor]) -> float:
+    """Mean of the losses of a step's micro-batches, summed in order, in float64 on the CPU. One synchronisation."""
+    total = 0.0
+    for loss in torch.stack(tuple(losses)).tolist():
+        total += loss
+    return total / len(losses)
 
 
 def divide_gradients(stage_modules: Sequence[StageModule], microbatches: int) -> None:

@@ -17,11 +17,12 @@ from thinpipe.core.seeds import derive_seed
 
 def orthonormalise(matrix_DK: Tensor) -> Tensor:
     """The Q of a QR decomposition with positive diagonal of R: continuous in its argument, and identity for an
-    orthonormal matrix. Computed in float64, returned in the dtype of the argument."""
-    q_DK, r_KK = torch.linalg.qr(matrix_DK.double())
+    orthonormal matrix. Computed in float64 on the CPU (some devices have no float64), returned in dtype and on device
+    of the argument."""
+    q_DK, r_KK = torch.linalg.qr(matrix_DK.cpu().double())
     signs_K = torch.where(r_KK.diagonal() < 0, -1.0, 1.0).double()
-    orthonormal_DK: Tensor = (q_DK * signs_K).to(matrix_DK.dtype)
-    return orthonormal_DK.contiguous()  # LAPACK returns column-major; transports send the raw memory
+    orthonormal_DK: Tensor = (q_DK * signs_K).to(matrix_DK.dtype).contiguous()
+    return orthonormal_DK.to(matrix_DK.device)  # contiguous: LAPACK returns column-major, transports send raw memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,6 @@ class Basis:
     @property
     def orthonormality_error(self) -> float:
         """max |UᵀU − I|, 0 up to rounding."""
-        matrix_DK = self.matrix_DK.double()
-        identity_KK = torch.eye(matrix_DK.shape[1], dtype=torch.float64, device=matrix_DK.device)
+        matrix_DK = self.matrix_DK.cpu().double()
+        identity_KK = torch.eye(matrix_DK.shape[1], dtype=torch.float64)
         return float((matrix_DK.T @ matrix_DK - identity_KK).abs().max())

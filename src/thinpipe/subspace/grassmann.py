@@ -31,9 +31,11 @@ def captured_energy(basis_DK: Tensor, su_DK: Tensor, trace: Tensor) -> float:
 
 
 def principal_angles(first_DK: Tensor, second_DK: Tensor) -> Tensor:
-    """The K angles in radians between two subspaces, ascending; exact for small angles, where arccos is not."""
-    overlap_KK = first_DK.T.double() @ second_DK.double()
-    sines = torch.linalg.svdvals(second_DK.double() - first_DK.double() @ overlap_KK).flip(0)
+    """The K angles in radians between two subspaces, ascending; exact for small angles, where arccos is not. On the
+    CPU, in float64."""
+    first_DK, second_DK = first_DK.cpu().double(), second_DK.cpu().double()
+    overlap_KK = first_DK.T @ second_DK
+    sines = torch.linalg.svdvals(second_DK - first_DK @ overlap_KK).flip(0)
     cosines = torch.linalg.svdvals(overlap_KK)
     return torch.atan2(sines.clamp(0, 1), cosines.clamp(0, 1))
 
@@ -87,7 +89,7 @@ class GrassmannTracker:
             return Basis(basis_DK.clone(), self.basis.version + 1)
         direction_DK = descent_direction(basis_DK, self.su_DK, self.trace)
         moved_DK = basis_DK + self.step_size * direction_DK
-        return Basis(orthonormalise(moved_DK.double()).to(basis_DK.dtype), self.basis.version + 1)
+        return Basis(orthonormalise(moved_DK), self.basis.version + 1)
 
     def update(
         self, apply: Callable[[Basis, Basis], float], measure_loss: Callable[[], float] | None = None
@@ -126,14 +128,14 @@ def rebase_squares(
     is replaced by its mean over the coordinates, which is invariant under rotation (zero would make the next update
     about 1/sqrt(1 − β2) times too large, because the bias correction is no longer in effect).
     """
-    transition_KK = (old.matrix_DK.double().T @ new.matrix_DK.double()).to(new.matrix_DK.dtype)
+    transition_KK = (old.matrix_DK.cpu().double().T @ new.matrix_DK.cpu().double()).to(new.matrix_DK)
     squares: dict[str, tuple[float, float]] = {}
     for name, parameter in parameters.items():
         if (coordinates := coordinates_of(parameter)) is None:
             continue
-        before = float(parameter.double().square().sum())
+        before = float(parameter.cpu().double().square().sum())
         parameter.copy_(_along(parameter, coordinates.axis, transition_KK))
-        squares[name] = before, float(parameter.double().square().sum())
+        squares[name] = before, float(parameter.cpu().double().square().sum())
         state = optimizer.state.get(parameter) if optimizer is not None else None
         if state:
             state["exp_avg"].copy_(_along(state["exp_avg"], coordinates.axis, transition_KK))

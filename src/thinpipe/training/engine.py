@@ -373,7 +373,7 @@ def mean_loss(model: Model | nn.Module, batches: Iterable[Ids], device: torch.de
     for ids_BW in batches:
         ids = torch.from_numpy(ids_BW).to(device)
         losses = token_losses(model(ids[:, :-1]), ids)
-        total += losses.double().sum().item()
+        total += losses.cpu().double().sum().item()
         tokens += losses.numel()
     return total / max(1, tokens), tokens
 
