@@ -6,15 +6,15 @@ from pathlib import Path
 
 from thinpipe.checkpoint import find_checkpoint, load_model, run_folder_of
 from thinpipe.data.tokenizer import Tokenizer
+from thinpipe.device.choice import choose_device
 from thinpipe.models import Model
 from thinpipe.models.generate import generate
-from thinpipe.training.engine import choose_device
 
 
 def load(path: Path | str, *, device: str = "auto") -> "LoadedModel":
     """The model of a run folder (its newest whole checkpoint) or of a checkpoint folder.
 
-    `device`: auto, cpu, cuda or cuda:N. Raises UserError if there is no checkpoint.
+    `device`: auto, cpu, cuda, cuda:N or mps. Raises UserError if there is no checkpoint.
     """
     checkpoint = find_checkpoint(Path(path))
     tokenizer = Tokenizer.load(run_folder_of(checkpoint) / "tokenizer")

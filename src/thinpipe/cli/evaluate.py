@@ -13,7 +13,8 @@ from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import from_table
 from thinpipe.core.errors import UserError
 from thinpipe.data import EvenlySpacedBatches, Tokenizer, Tokens, has_tokens, sequential_batches
-from thinpipe.training.engine import choose_device, mean_loss
+from thinpipe.device.choice import choose_device
+from thinpipe.training.engine import mean_loss
 
 _LOG = logging.getLogger(__name__)
 

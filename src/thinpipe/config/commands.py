@@ -24,7 +24,7 @@ class EvalConfig:
     max_batches: int = 0
     """Maximum number of batches, evenly spaced over the validation text. 0: the whole validation text."""
     device: str = "auto"
-    """Device to compute on: auto, cpu, cuda or cuda:N."""
+    """Device to compute on: auto, cpu, cuda, cuda:N or mps."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -48,7 +48,7 @@ class GenerateConfig:
     seed: int = 0
     """Random seed of sampling."""
     device: str = "auto"
-    """Device to compute on: auto, cpu, cuda or cuda:N."""
+    """Device to compute on: auto, cpu, cuda, cuda:N or mps."""
 
     def __post_init__(self) -> None:
         if not self.prompt:

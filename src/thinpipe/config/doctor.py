@@ -22,7 +22,7 @@ class DoctorConfig:
     host: bool = False
     """Also check what hosting a hub needs. The port is taken from RUN.toml ([hub] port), if given."""
     device: str = "auto"
-    """Device to check: auto, cpu, cuda or cuda:N."""
+    """Device to check: auto, cpu, cuda, cuda:N or mps."""
     json: bool = False
     """Print the results as JSON."""
 

@@ -76,7 +76,7 @@ class JoinConfig:
     name: str = ""
     """Name of this peer in the run: lower-case letters and digits. Default: chosen by the hub."""
     device: str = "auto"
-    """Device to compute on: auto, cpu, cuda or cuda:N."""
+    """Device to compute on: auto, cpu, cuda, cuda:N or mps."""
     memory: str | None = None
     """Maximum memory to use, for example 12GB. Default: the free memory."""
     reconnect_timeout_seconds: float = 600.0

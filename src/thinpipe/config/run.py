@@ -111,7 +111,7 @@ class TrainingConfig:
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Data type of weights and optimiser state."""
     device: str = "auto"
-    """Device to train on: auto, cpu, cuda or cuda:N. auto selects a GPU if there is one."""
+    """Device to train on: auto, cpu, cuda, cuda:N or mps. auto selects a GPU if there is one."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "global_batch_size", "seq_len"):

@@ -61,18 +61,18 @@ def _devices(wanted: str) -> Finding:
         import torch
     except Exception:
         return not_checked("devices", "torch cannot be imported")
-    found = []
-    for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        name = torch.cuda.get_device_name(index)
-        found.append(f"cuda:{index} {name}, {format_bytes(free)} of {format_bytes(total)} free")
-    if torch.backends.mps.is_available():
-        found.append("mps (not supported: thinpipe uses the CPU)")
-    if wanted.startswith("cuda") and not torch.cuda.is_available():
+    from thinpipe.device.choice import accelerator_count, accelerator_type, choose_device
+    from thinpipe.device.memory import device_name, free_nbytes
+
+    devices = [torch.device(accelerator_type() or "cpu", index) for index in range(accelerator_count())]
+    found = [f"{device} {device_name(device)}, {format_bytes(free_nbytes(device))} free" for device in devices]
+    try:
+        choose_device(wanted)
+    except UserError as error:
         return problem(
             "devices",
-            "torch sees no CUDA device",
-            "Install the CUDA build of torch and its driver (pytorch.org/get-started), or leave --device out.",
+            str(error),
+            "Install torch's build for the device and its driver (pytorch.org/get-started), or leave --device out.",
         )
     return ok("devices", "; ".join(found) or "no GPU: thinpipe uses the CPU")
 

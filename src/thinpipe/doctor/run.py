@@ -8,8 +8,6 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-import torch
-
 from thinpipe.checkpoint import CheckpointFolder, find_checkpoint, model_config_of
 from thinpipe.config.hub import HubConfig
 from thinpipe.config.run import RunConfig
@@ -19,13 +17,13 @@ from thinpipe.core.extras import install_hint
 from thinpipe.core.run_folder import checkpoints_path
 from thinpipe.core.units import format_bytes
 from thinpipe.data import Tokens, has_tokens, progress_bar
+from thinpipe.device.choice import choose_device
+from thinpipe.device.memory import usable_nbytes
 from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.doctor.machine import missing_extras
 from thinpipe.models import ModelConfig
 from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes
-from thinpipe.swarm.peer.machine_probe import usable_nbytes
 from thinpipe.training.data_loading import DatasetInfo, LocalTokens
-from thinpipe.training.engine import choose_device
 
 _SHOWN_BY_EXTRAS = ("dashboard", "prometheus", "tensorboard", "wandb")
 """Settings of `metrics` that need the extra of the same name."""
@@ -137,8 +135,6 @@ def _memory(config: RunConfig, model: ModelConfig) -> Finding:
         device = choose_device(config.training.device)
     except UserError as error:
         return problem("memory", str(error), "Set training.device to one of these.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        return problem("memory", f"torch sees no {device}", "Set training.device to another device.")
     usable = usable_nbytes(device)
     degree = config.parallelism.pipeline_parallel_degree
     needs = [need.memory_nbytes for need in segment_needs(segment_costs(model, config), config, processes=degree)]

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinpipe.device.host_copies import host_buffer, to_host
 from thinpipe.transport.labels import Label, is_labelled
-from thinpipe.transport.staging import host_buffer, to_host
 from thinpipe.transport.threads import Watcher
 
 _LOG = logging.getLogger(__name__)

@@ -22,7 +22,8 @@ from thinpipe.checkpoint import Checkpoint, codec_states, layers_of, restore, re
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import LinkTraffic
-from thinpipe.core.peak_memory import peak_resident_nbytes
+from thinpipe.device.choice import choose_device
+from thinpipe.device.memory import peak_nbytes
 from thinpipe.models import Model, ModelConfig, build, materialise
 from thinpipe.optim import RowwiseAdamW
 from thinpipe.pipeline.boundary_methods import boundary_method
@@ -248,8 +249,7 @@ class Engine:
         return StepOutcome(total_loss, grad_norm, fault, stop=stops > 0, links=links, busy=busy, memory=memory)
 
     def _peak_nbytes(self) -> int:
-        on_gpu = self.device.type == "cuda"
-        return torch.cuda.max_memory_allocated(self.device) if on_gpu else peak_resident_nbytes()
+        return peak_nbytes(self.device)
 
     def _check_same_hashes(self) -> None:
         """Raises UserError unless all processes have the same basis and fixed tables. Collective call."""
@@ -381,13 +381,3 @@ def mean_loss(model: Model | nn.Module, batches: Iterable[Ids], device: torch.de
 def _credible(announced: float) -> float:
     """A byte count or duration reported by another process; 0 if it is impossible (negative, NaN, too large)."""
     return announced if 0 <= announced < _MAX_CREDIBLE else 0.0
-
-
-def choose_device(name: str) -> torch.device:
-    """Device of this name; "auto": CUDA if available, else CPU. Raises UserError for an unknown name."""
-    if name != "auto":
-        try:
-            return torch.device(name)
-        except RuntimeError:
-            raise UserError(f"there is no device {name!r}: write auto, cpu, cuda or cuda:N") from None
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

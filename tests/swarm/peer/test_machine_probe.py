@@ -10,7 +10,8 @@ import torch
 from thinpipe.config.model import ExecutionConfig
 from thinpipe.config.run import RunConfig, TrainingConfig
 from thinpipe.core.errors import UserError
-from thinpipe.swarm.peer.machine_probe import _container_nbytes, measure_flops, measure_machine, usable_nbytes
+from thinpipe.device.memory import _container_nbytes, usable_nbytes
+from thinpipe.swarm.peer.machine_probe import measure_flops, measure_machine
 
 CPU = torch.device("cpu")
 CONFIG = RunConfig(training=TrainingConfig(device="cpu", global_batch_size=4))

@@ -6,27 +6,20 @@ machines of a kind: the partition of segments over peers comes out right, predic
 Links are measured by bandwidth_probe.
 """
 
-import os
-import platform
 import time
-from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
 import torch
 import torch.nn.functional as F
 
 from thinpipe.config.run import RunConfig
-from thinpipe.core.errors import UserError
+from thinpipe.device.choice import choose_device, synchronise
+from thinpipe.device.memory import device_name, usable_nbytes
 from thinpipe.swarm.protocol.machine_report import ProcessorReport
-from thinpipe.training.engine import choose_device
 
 _FIRST_TOKENS = 32
 """Number of tokens in the first, smallest measurement."""
 _LONG_ENOUGH_SECONDS = 0.1
 """The number of tokens is doubled while one forward and backward product takes less than this many seconds."""
-_SHARE_OF_RAM, _SHARE_OF_GPU = 0.8, 0.9
-"""Fractions of the free memory that a run may use, on CPU and GPU: the rest is for other programs and for fragmentation
-of the allocator."""
 
 
 def measure_machine(
@@ -76,50 +69,10 @@ def _time_matmul(weight: torch.Tensor, rows: int, autocast_bf16: bool) -> float:
     """Seconds of one forward and backward matrix product."""
     x_ND = torch.randn(rows, weight.shape[1], dtype=weight.dtype, device=weight.device, requires_grad=True)
     gradient = torch.ones(rows, weight.shape[0], dtype=weight.dtype, device=weight.device)
-    _synchronise(weight.device)
+    synchronise(weight.device)
     began = time.perf_counter()
     with torch.autocast(weight.device.type, torch.bfloat16, enabled=autocast_bf16):
         out = F.linear(x_ND, weight)
     torch.autograd.grad(out, (x_ND, weight), gradient.to(out.dtype))
-    _synchronise(weight.device)
+    synchronise(weight.device)
     return time.perf_counter() - began
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def usable_nbytes(device: torch.device, limit_nbytes: int | None = None) -> int:
-    """Bytes of memory that a run may use, in addition to what this process already uses. Raises UserError for a limit
-    below 1."""
-    if limit_nbytes is not None and limit_nbytes < 1:
-        raise UserError(
-            f"a memory limit of {limit_nbytes} bytes leaves nothing to train with: leave it out, or raise it"
-        )
-    if device.type == "cuda":
-        free = int(torch.cuda.mem_get_info(device)[0] * _SHARE_OF_GPU)
-    else:
-        free = int(min(psutil.virtual_memory().available, _container_nbytes()) * _SHARE_OF_RAM)
-    return free if limit_nbytes is None else min(free, limit_nbytes)
-
-
-def _container_nbytes(folder: Path = Path("/sys/fs/cgroup")) -> float:
-    """Bytes left under the memory limit of a Linux container (cgroup v2); infinite without a limit."""
-    try:
-        limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return float("inf")
-    return float("inf") if limit == "max" else max(0.0, float(limit) - float(used))
-
-
-def device_name(device: torch.device) -> str:
-    """Vendor's name of the device."""
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    return named or platform.processor() or platform.machine() or os.name

@@ -1,0 +1,57 @@
+"""Which device a process computes on."""
+
+import os
+from types import ModuleType
+
+import torch
+
+from thinpipe.core.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def choose_device(name: str) -> torch.device:
+    """Device of this name, for example cpu, cuda, cuda:1 or mps; "auto": the accelerator of this machine, else the CPU.
+
+    Without an index in its name, a process that was started as one of several on a machine (LOCAL_RANK, as torchrun
+    sets it) takes the accelerator of its own number, and starts again at the first where there are more processes than
+    accelerators. Raises UserError, with the devices that there are, for one that this machine has not.
+    """
+    try:
+        wanted = torch.device(accelerator_type() or "cpu") if name == "auto" else torch.device(name)
+    except RuntimeError:
+        raise _unknown(name) from None
+    if wanted.type == "cpu":
+        return CPU
+    count = accelerator_count() if wanted.type == accelerator_type() else 0
+    if count == 0 or (wanted.index or 0) >= count:
+        raise _unknown(name)
+    index = int(os.environ.get("LOCAL_RANK", "0")) % count if wanted.index is None else wanted.index
+    return torch.device(wanted.type, index)
+
+
+def accelerator_type() -> str | None:
+    """Type of the accelerator of this machine, for example cuda; None if there is none."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return None if found is None else found.type
+
+
+def accelerator_count() -> int:
+    return torch.accelerator.device_count() if accelerator_type() else 0
+
+
+def device_module(device: torch.device) -> ModuleType:
+    """torch's module for a type of device, for example `torch.cuda`."""
+    module: ModuleType = torch.get_device_module(device)
+    return module
+
+
+def synchronise(device: torch.device) -> None:
+    """Waits until the device has computed all that it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def _unknown(name: str) -> UserError:
+    there = [f"{accelerator_type()}:{index}" for index in range(accelerator_count())]
+    return UserError(f"there is no device {name!r} here: write {', '.join(['auto', 'cpu', *there])}")

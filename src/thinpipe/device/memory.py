@@ -1,0 +1,73 @@
+"""Memory of the device of this process, and the device's name."""
+
+import os
+import platform
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import torch
+
+from thinpipe.core.errors import UserError
+from thinpipe.core.peak_memory import peak_resident_nbytes
+from thinpipe.device.choice import device_module
+
+_SHARE_OF_RAM, _SHARE_OF_DEVICE = 0.8, 0.9
+"""Fractions of the free memory that a run may use, on the CPU and on a device with memory of its own: the rest is for
+other programs and for fragmentation of the allocator."""
+
+
+def usable_nbytes(device: torch.device, limit_nbytes: int | None = None) -> int:
+    """Bytes of memory that a run may use, in addition to what this process already uses. Raises UserError for a limit
+    below 1."""
+    if limit_nbytes is not None and limit_nbytes < 1:
+        raise UserError(
+            f"a memory limit of {limit_nbytes} bytes leaves nothing to train with: leave it out, or raise it"
+        )
+    share = _SHARE_OF_RAM if device.type == "cpu" else _SHARE_OF_DEVICE
+    free = int(free_nbytes(device) * share)
+    return free if limit_nbytes is None else min(free, limit_nbytes)
+
+
+def free_nbytes(device: torch.device) -> int:
+    """Bytes that this process can still allocate on the device."""
+    if device.type == "cpu":
+        return int(min(psutil.virtual_memory().available, _container_nbytes()))
+    module = device_module(device)
+    if device.type == "mps":  # a share of the host's memory, and the driver's own figure of what is in use
+        return int(module.recommended_max_memory() - module.driver_allocated_memory())
+    return int(module.mem_get_info(device)[0])
+
+
+def peak_nbytes(device: torch.device) -> int:
+    """Most memory that this process has held: resident set on the CPU, allocated tensors on a device of its own."""
+    if device.type == "cpu":
+        return peak_resident_nbytes()
+    module = device_module(device)
+    held = module.driver_allocated_memory() if device.type == "mps" else module.max_memory_allocated(device)
+    return int(held)
+
+
+def _container_nbytes(folder: Path = Path("/sys/fs/cgroup")) -> float:
+    """Bytes left under the memory limit of a Linux container (cgroup v2); infinite without a limit."""
+    try:
+        limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return float("inf")
+    return float("inf") if limit == "max" else max(0.0, float(limit) - float(used))
+
+
+def device_name(device: torch.device) -> str:
+    """Vendor's name of the device."""
+    if device.type != "cpu":
+        named = getattr(device_module(device), "get_device_name", None)
+        return str(named(device)) if named else f"{device.type} of {_processor_name()}"
+    return _processor_name()
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return named or platform.processor() or platform.machine() or os.name
