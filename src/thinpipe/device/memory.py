@@ -39,7 +39,7 @@ def free_nbytes(device: torch.device) -> int:
 
 
 def peak_nbytes(device: torch.device) -> int:
-    """Most memory that this process has held: resident set on the CPU, allocated tensors on a device of its own."""
+    """Peak memory of this process: the resident set on the CPU, allocated tensors on a device of its own."""
     if device.type == "cpu":
         return peak_resident_nbytes()
     module = device_module(device)
