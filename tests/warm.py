@@ -4,7 +4,7 @@ Importing torch and the trainer takes three seconds of processor time, most of a
 fork server imports them once for each test worker; its children are processes like any other, with a command line, an
 environment, an output and a process group of their own. The server has no thread but its main one, so a fork is safe.
 Cold starts stay where the start or the end of an interpreter is tested: the command line, launchers, wheels, the quick
-start.
+start. Linux only: macOS cannot fork a process that has loaded Apple's libraries, and Windows cannot fork.
 """
 
 import atexit
@@ -20,10 +20,13 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from thinpipe.core.process_group import NEW_PROCESS_GROUP
+
 _ROOT = Path(__file__).parents[1]
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.warm_imports"])
+if sys.platform == "linux":
+    _CONTEXT = multiprocessing.get_context("forkserver")
+    _CONTEXT.set_forkserver_preload(["tests.warm_imports"])
 
 
 class WarmProcess:
@@ -83,6 +86,17 @@ class WarmProcess:
 
     def kill(self):
         self.send_signal(signal.SIGKILL)
+
+
+if sys.platform != "linux":
+
+    class WarmProcess(subprocess.Popen):
+        """`python -m module arguments...`, started cold."""
+
+        def __init__(self, module, *arguments, stderr=subprocess.STDOUT, process_group=None, text=True, **how):
+            command = [sys.executable, "-m", module, *map(str, arguments)]
+            flags = 0 if process_group is None else NEW_PROCESS_GROUP
+            super().__init__(command, stderr=stderr, process_group=process_group, creationflags=flags, text=text, **how)
 
 
 def run_warm(module, *arguments, timeout, **how):

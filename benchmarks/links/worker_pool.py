@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -26,7 +27,7 @@ from benchmarks.links.commands import (
     Timing,
 )
 from benchmarks.links.workload import Run
-from thinpipe.transport.rendezvous import Rendezvous
+from thinpipe.transport.rendezvous import local_group
 
 WORKER = "benchmarks.links.worker"
 ANSWER_SECONDS = 1800.0
@@ -47,22 +48,19 @@ class WorkerPool:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the crew
         self._answers: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **(variables or {})}
-        with Rendezvous(size) as rendezvous:
-            self._processes = [
-                self._start(environment | rendezvous.variables(rank), rendezvous.inherited_by(rank))
-                for rank in range(size)
-            ]
+        self._folder = tempfile.TemporaryDirectory()
+        group = local_group(size, Path(self._folder.name) / "store-port")
+        self._processes = [self._start(environment | of_rank) for of_rank in group]
         for rank, process in enumerate(self._processes):
             threading.Thread(target=self._listen, args=(rank, process), daemon=True).start()
 
-    def _start(self, environment: Mapping[str, str], inherited: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", self._worker],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            pass_fds=inherited,
         )
 
     def _listen(self, rank: int, process: subprocess.Popen[bytes]) -> None:
@@ -128,6 +126,7 @@ class WorkerPool:
                 process.kill()
                 process.wait()
         self._errors.close()
+        self._folder.cleanup()
 
 
 def slowest(timings: Sequence[Timing]) -> list[float]:

@@ -27,8 +27,7 @@ from thinpipe.config.run import CheckpointConfig, ParallelismConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Stopped, read_events
-from thinpipe.training import process as process_module
-from thinpipe.training.error_file import ERROR_FILE_VARIABLE
+from thinpipe.training.graceful_shutdown import follow_launcher, install_handler, restore_handlers
 from thinpipe.training.trainer import Trainer
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -45,7 +44,8 @@ def start(config, environment=ENVIRONMENT):
     folder = config.job.dump_folder
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "wanted.toml").write_text(dump_toml(config))
-    return WarmProcess("thinpipe", "train", folder / "wanted.toml", env=environment, stdout=subprocess.PIPE)
+    command = "thinpipe", "train", folder / "wanted.toml"
+    return WarmProcess(*command, env=environment, stdout=subprocess.PIPE, process_group=0)
 
 
 def start_hosts(configs):
@@ -76,6 +76,13 @@ def wait_for_step(config, step, process, seconds=PATIENCE):
             return
         time.sleep(0.1)
     pytest.fail(f"no step {step}: {process.communicate(timeout=20)[0][-3000:] if process.poll() is not None else ''}")
+
+
+def wait_until(true, seconds=PATIENCE):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -139,6 +146,24 @@ def test_a_signal_to_any_one_process_saves_on_all(endless):
     assert checkpoint.manifest.step == stopped[0].step == steps_of(endless)[-1].step
     again = Trainer(placed(endless, 1, "endless"))  # and one process can go on with it
     again.engine.restore(checkpoint)
+
+
+STOPS = [signal.CTRL_BREAK_EVENT] if sys.platform == "win32" else [signal.SIGINT, signal.SIGTERM]
+
+
+@pytest.mark.parametrize(
+    ("number", "variables"), [(STOPS[0], {"USE_LIBUV": "0"}), (STOPS[-1], {})], ids=["no libuv", "torch's default"]
+)
+def test_a_launcher_that_is_asked_to_stop_saves(endless, number, variables):
+    """Signals go through the pipe to process 0, once; the store is also torch's without libuv, as on Windows."""
+    launcher = start(endless, {**ENVIRONMENT, **variables})
+    wait_for_step(endless, 2, launcher)
+    os.kill(launcher.pid, number)
+    code, printed = finish(launcher)
+    assert code == 0, printed
+    stopped = [e for e in read_events(endless.job.dump_folder / "events.jsonl") if isinstance(e, Stopped)]
+    assert [(event.reason, event.step) for event in stopped] == [("signal", steps_of(endless)[-1].step)]
+    assert find_checkpoint(endless.job.dump_folder).manifest.step == stopped[0].step
 
 
 def test_a_killed_process_ends_the_run_and_is_named(endless):
@@ -236,31 +261,48 @@ def test_the_launcher_prints_the_error_of_the_process_that_has_the_problem(run_c
     ]
 
 
-def test_a_process_stops_without_its_launcher_also_when_nobody_reads_its_warnings(monkeypatch):
+@pytest.fixture
+def launcher_pipe():
+    """Standard input of this process, as of one that a launcher has started: the writing end."""
+    reader, writer = os.pipe()
+    stdin = os.dup(0)
+    os.dup2(reader, 0)
+    os.close(reader)
+    with open(writer, "wb", buffering=0) as pipe:
+        yield pipe
+    os.dup2(stdin, 0)
+    os.close(stdin)
+
+
+def test_signals_come_through_the_pipe_and_its_end_is_one_also_when_nobody_reads_warnings(launcher_pipe):
     """The warning waits for the signal here, as it would wait for a reader of a full pipe."""
-    stopped, seen = threading.Event(), queue.Queue()
+    received, ended, seen = queue.Queue(), threading.Event(), queue.Queue()
 
     class FullPipe(logging.Handler):
         def emit(self, record):  # noqa: ARG002
-            seen.put(stopped.wait(PATIENCE / 10))
+            seen.put(ended.wait(PATIENCE / 10))
 
-    reader, writer = os.pipe()
-    os.close(writer)
-    stdin, logger, handler = os.dup(0), logging.getLogger("thinpipe"), FullPipe()
-    previous = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    monkeypatch.setenv(ERROR_FILE_VARIABLE, "error.json")
-    os.dup2(reader, 0)
+    def receive(number, _frame):
+        received.put(number)
+        if received.qsize() == 3:
+            ended.set()
+
+    logger, handler = logging.getLogger("thinpipe"), FullPipe()
+    previous = install_handler(receive)
     logger.addHandler(handler)
     try:
-        process_module._stop_without_launcher()
-        assert stopped.wait(PATIENCE)
+        follow_launcher()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            n_before = received.qsize()
+            launcher_pipe.write(bytes([number]))
+            wait_until(lambda n=n_before: received.qsize() > n)
+        launcher_pipe.close()
+        assert ended.wait(PATIENCE)
+        assert [received.get_nowait() for _ in range(3)] == [signal.SIGINT, signal.SIGTERM, signal.SIGTERM]
         assert seen.get(timeout=PATIENCE), "the signal came before the warning"
     finally:
         logger.removeHandler(handler)
-        os.dup2(stdin, 0)
-        signal.signal(signal.SIGTERM, previous)
-        os.close(stdin)
-        os.close(reader)
+        restore_handlers(previous)
 
 
 def test_other_settings_in_one_process_are_named(run_config):

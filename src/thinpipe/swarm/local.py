@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinpipe.config.hub import UpConfig
+from thinpipe.core.process_group import NEW_PROCESS_GROUP
 from thinpipe.core.program_output import plain_console
 from thinpipe.swarm.hub.command import POLL_SECONDS, host
 from thinpipe.swarm.hub.server import Hub
@@ -92,6 +93,7 @@ def _join(invite: str, folder: Path, *, threads: int) -> LocalPeer:
             stdout=output,
             stderr=subprocess.STDOUT,
             process_group=0,  # Ctrl+C reaches only this process; its hub asks the peers to stop
+            creationflags=NEW_PROCESS_GROUP,
         )
     return LocalPeer(process, log, earlier_nbytes)
 

@@ -2,13 +2,20 @@
 trainer stops after the current step, the hub asks its peers to save and stop. The second signal goes to the previous
 handler, which normally ends the process at once."""
 
+import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOG = logging.getLogger(__name__)
+
+SIGNALS: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
+if sys.platform == "win32":
+    SIGNALS += (signal.SIGBREAK,)  # Ctrl+Break, and a console window that is closed
 
 
 def install_handler(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
@@ -54,3 +61,23 @@ class StopRequest:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         restore_handlers(self._previous)
+
+
+def follow_launcher() -> None:
+    """Starts a thread that sends this process the signals whose numbers the local launcher writes to standard input,
+    one byte each, and SIGTERM when the launcher dies (end of file), so that the run saves and stops."""
+    threading.Thread(target=_read_signals, name="follows the launcher", daemon=True).start()
+
+
+def _read_signals() -> None:
+    while number := os.read(0, 1):  # not sys.stdin: an interpreter cannot end while a thread holds the lock of that
+        _signal_this_process(number[0])
+    _signal_this_process(signal.SIGTERM)  # before the warning: nobody may read stderr any more
+    _LOG.warning("the launcher has ended: saving a checkpoint and stopping")
+
+
+def _signal_this_process(number: int) -> None:
+    if sys.platform == "win32":
+        signal.raise_signal(number)  # os.kill would end the process there
+    else:
+        os.kill(os.getpid(), number)  # interrupts what the main thread waits for

@@ -27,11 +27,12 @@ from thinpipe.core.events import AnyEvent
 from thinpipe.core.files import write_atomically
 from thinpipe.core.folder_lock import FolderLock, run_lock
 from thinpipe.core.log_tail import Tail
+from thinpipe.core.process_group import NEW_PROCESS_GROUP
 from thinpipe.core.run_folder import events_path
 from thinpipe.training.error_file import ERROR_FILE_VARIABLE, ErrorReport
-from thinpipe.training.graceful_shutdown import install_handler, restore_handlers
+from thinpipe.training.graceful_shutdown import follow_launcher, install_handler, restore_handlers
 from thinpipe.training.observer import FAILED, Observer
-from thinpipe.transport.rendezvous import Rendezvous
+from thinpipe.transport.rendezvous import local_group
 
 _LOG = logging.getLogger(__name__)
 _GRACE_SECONDS = 10.0
@@ -54,6 +55,8 @@ def train(config: RunConfig, observer: Observer) -> None:
             f"{started} processes were started (WORLD_SIZE), but parallelism.pipeline_parallel_degree is {degree}: "
             f"add --parallelism.pipeline-parallel-degree {started}"
         )
+    if ERROR_FILE_VARIABLE in os.environ:
+        follow_launcher()
     with _hold_run_lock(config.job.dump_folder) as lock:
         if degree > 1 and started is None:
             launch(config, degree, lock, observer)
@@ -86,6 +89,12 @@ class Worker:
     log: Path | None
     """File with the output of the process; None if it prints to this console."""
 
+    def request_stop(self, number: int) -> None:
+        """Sends the signal of this number, through a pipe: Windows knows no signals between processes."""
+        assert self.process.stdin is not None
+        with suppress(OSError):  # the process has ended
+            self.process.stdin.write(bytes([number]))
+
 
 def launch(config: RunConfig, degree: int, lock: FolderLock | None, observer: Observer) -> None:
     """Starts `degree` processes on this machine and waits for them.
@@ -105,11 +114,9 @@ def launch(config: RunConfig, degree: int, lock: FolderLock | None, observer: Ob
     events = _EventReader(events_path(config.job.dump_folder), observer)
     signals = _StopSignals(workers, observer)
     with signals.forwarded():
-        with Rendezvous(degree) as rendezvous:
-            for rank in range(degree):
-                variables, descriptors = rendezvous.variables(rank), inherited + rendezvous.inherited_by(rank)
-                log = folder / f"process-{rank}.log" if rank or observer.quiet else None
-                workers.append(_start(settings, folder, rank, environment | variables, descriptors, log))
+        for rank, variables in enumerate(local_group(degree, folder / "store-port")):
+            log = folder / f"process-{rank}.log" if rank or observer.quiet else None
+            workers.append(_start(settings, folder, rank, environment | variables, inherited, log))
         failed = _watch(workers, events, signals)
         if failed is not None and observer.stop_reason not in FAILED:
             try:
@@ -146,11 +153,13 @@ def _start(
         process = subprocess.Popen(
             [sys.executable, "-m", "thinpipe", "train", str(settings)],
             env={**environment, ERROR_FILE_VARIABLE: str(error_file)},
-            stdin=subprocess.PIPE,  # closed when the launcher dies, which the process takes as SIGTERM
+            bufsize=0,
+            stdin=subprocess.PIPE,  # for signals; closed when the launcher dies, which the process takes as SIGTERM
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
             pass_fds=inherited,  # if the launcher is killed, the run lock is held until the last process ends
             process_group=0,  # Ctrl+C reaches only the launcher, which forwards it
+            creationflags=NEW_PROCESS_GROUP,
         )
     finally:
         if output:
@@ -189,7 +198,7 @@ class _StopSignals:
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         if self._received:
             for worker in self._workers:
-                worker.process.send_signal(number)
+                worker.request_stop(number)
             return
         self._received, self._observer.stop_signal = True, signal.Signals(number)
         self.pass_on()
@@ -200,7 +209,7 @@ class _StopSignals:
         if wanted is None or self._sent or self._observer.stop_reason is not None or not self._workers:
             return
         self._sent = True
-        self._workers[0].process.send_signal(wanted)
+        self._workers[0].request_stop(wanted)
 
 
 def _watch(workers: list[Worker], events: _EventReader, signals: _StopSignals) -> Worker | None:

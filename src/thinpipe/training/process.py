@@ -1,13 +1,10 @@
 """One training process of `thinpipe train`, single or a rank of a pipeline, and its error report to the launcher."""
 
-import logging
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from threading import Thread
 from typing import NoReturn
 
 import msgspec
@@ -26,8 +23,6 @@ from thinpipe.training.observer import Observer
 from thinpipe.training.run_environment import RunEnvironment
 from thinpipe.training.trainer import Trainer
 from thinpipe.transport.gloo_group import open_group
-
-_LOG = logging.getLogger(__name__)
 
 
 class _ObservedRun(RunEnvironment):
@@ -58,7 +53,6 @@ def train(config: RunConfig, observer: Observer, *, in_group: bool) -> None:
         try:
             group: dist.ProcessGroup | None = None
             if in_group:
-                _stop_without_launcher()
                 group = stack.enter_context(_open_group(config))
             else:
                 device = choose_device(config.training.device)
@@ -106,19 +100,6 @@ def _open_group(config: RunConfig) -> Iterator[dist.ProcessGroup]:
             dist.destroy_process_group()
         elif was_open and group is not dist.group.WORLD:
             dist.destroy_process_group(group)
-
-
-def _stop_without_launcher() -> None:
-    """Sends this process SIGTERM when the launcher dies (end of file on stdin), so that the run saves and stops."""
-    if ERROR_FILE_VARIABLE not in os.environ:
-        return
-
-    def wait() -> None:
-        os.read(0, 1)
-        os.kill(os.getpid(), signal.SIGTERM)  # before the warning: nobody may read stderr any more
-        _LOG.warning("the launcher has ended: saving a checkpoint and stopping")
-
-    Thread(target=wait, name="waits for the launcher", daemon=True).start()
 
 
 def _raise_in_group(error: Exception, trainer: Trainer | None) -> NoReturn:

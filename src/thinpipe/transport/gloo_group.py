@@ -1,6 +1,7 @@
 """Opens the gloo process group of a run, with an emulated home link in front of every process if configured."""
 
 import os
+import sys
 from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
@@ -8,7 +9,7 @@ import torch.distributed as dist
 
 from thinpipe.config.link import LinkConfig
 from thinpipe.transport.emulation.shaped_group import InnerGroup, ShapedGroup
-from thinpipe.transport.rendezvous import STORE_FD
+from thinpipe.transport.rendezvous import ADDRESS, PORT_FILE, listen, wait_for_port
 
 SHAPED = "shaped"
 
@@ -37,16 +38,29 @@ def open_group(link: LinkConfig, *, timeout: timedelta, seed: int = 0) -> dist.P
 
 
 def init_gloo(timeout: timedelta) -> None:
-    """Initialises torch.distributed from the environment. Under the local launcher, process 0 serves the store on an
-    inherited socket (`transport/rendezvous.py`)."""
-    descriptor = os.environ.pop(STORE_FD, None)
-    if descriptor is None:
+    """Initialises torch.distributed from the environment, under the local launcher by `transport/rendezvous.py`."""
+    if PORT_FILE not in os.environ:
         dist.init_process_group("gloo", timeout=timeout)
         return
-    rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    owner: dict[str, Any] = {"is_master": True, "master_listen_fd": int(descriptor)} if descriptor else {}
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], port, size, timeout=timeout, **owner)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store=_open_store(rank, size, timeout), rank=rank, world_size=size, timeout=timeout)
+
+
+def _open_store(rank: int, size: int, timeout: timedelta) -> Any:
+    """Torch's store of a local group; process 0 serves it."""
+    options: dict[str, Any] = {"timeout": timeout, "use_libuv": _use_libuv()}
+    if rank == 0:
+        listening = listen(size)
+        port = listening.getsockname()[1]
+        options |= {"is_master": True, "master_listen_fd": listening.detach()}
+    else:
+        port = wait_for_port(timeout)
+    return dist.TCPStore(ADDRESS, port, size, **options)  # type: ignore[attr-defined]
+
+
+def _use_libuv() -> bool:
+    """Whether stores use libuv, which PyTorch's Windows wheels lack; USE_LIBUV as in torch's own rendezvous."""
+    return os.environ.get("USE_LIBUV", "0" if sys.platform == "win32" else "1") == "1"
 
 
 def _create(given: Any, options: _Options) -> ShapedGroup:

@@ -1,51 +1,52 @@
 """Rendezvous of the processes that a launcher starts on its own machine, on a port that the system chooses.
 
-The launcher needs no torch for it: it opens the listening socket, and process 0 serves torch's store on that socket.
+Process 0 listens on the loopback address, torch's store serves on that socket, and a file tells its port to the others.
+Nothing is inherited from the launcher, because processes on Windows inherit no sockets. No torch is needed here.
 """
 
+import os
 import socket
-from types import TracebackType
-from typing import Self
+import time
+from datetime import timedelta
+from pathlib import Path
 
-STORE_FD = "THINPIPE_STORE_FD"
-"""Environment variable set by the local launcher: file descriptor of the inherited listening socket for process 0,
-empty for the others."""
+from thinpipe.core.files import write_atomically
+
+ADDRESS = "127.0.0.1"
+PORT_FILE = "THINPIPE_STORE_PORT_FILE"
+"""Environment variable set by the local launcher: file to which process 0 writes the port of the store."""
+
+_POLL_SECONDS = 0.02
 
 
-class Rendezvous:
-    """Listening socket for the torch store of `size` processes.
-
-    The launcher must close its copy once process 0 has inherited the socket: then connections are refused at once if
-    process 0 is gone.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=max(128, size))
-
-    def variables(self, rank: int) -> dict[str, str]:
-        """Environment variables with which the process of this rank finds the others."""
-        return {
+def local_group(size: int, port_file: Path) -> list[dict[str, str]]:
+    """Environment variables with which each of `size` processes on this machine finds the others. Removes the port file
+    of an earlier group: call it before the first of the processes starts."""
+    port_file.unlink(missing_ok=True)
+    return [
+        {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(self.size),
-            "LOCAL_WORLD_SIZE": str(self.size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self._socket.getsockname()[1]),
-            STORE_FD: str(self._socket.fileno()) if rank == 0 else "",
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
+            PORT_FILE: str(port_file.absolute()),
         }
+        for rank in range(size)
+    ]
 
-    def inherited_by(self, rank: int) -> tuple[int, ...]:
-        """File descriptors that the process of this rank must inherit (`pass_fds`)."""
-        return (self._socket.fileno(),) if rank == 0 else ()
 
-    def close(self) -> None:
-        self._socket.close()
+def listen(size: int) -> socket.socket:
+    """Listening socket of process 0, which waits for `size` connections."""
+    listening = socket.create_server((ADDRESS, 0), backlog=max(128, size))
+    write_atomically(Path(os.environ[PORT_FILE]), str(listening.getsockname()[1]).encode())
+    return listening
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+def wait_for_port(timeout: timedelta) -> int:
+    """Port on which process 0 listens. Raises ConnectionError if process 0 does not within `timeout`."""
+    file, deadline = Path(os.environ[PORT_FILE]), time.monotonic() + timeout.total_seconds()
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise ConnectionError(f"process 0 has not started within {timeout.total_seconds():g} s")
+        time.sleep(_POLL_SECONDS)
+    return int(file.read_bytes())

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.extras import install_hint
+from thinpipe.core.process_group import NEW_PROCESS_GROUP
 from thinpipe.swarm.broker import supervisor
 from thinpipe.swarm.broker.certificate import fingerprint
 from thinpipe.transport.nats.client import connect
@@ -40,6 +41,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 pass_fds=inherited,
                 start_new_session=True,  # Ctrl+C must reach only the hub, which stops its server in order
+                creationflags=NEW_PROCESS_GROUP,
             )
 
     @property
