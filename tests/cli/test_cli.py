@@ -11,6 +11,7 @@ import time
 import typing
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 
 import pytest
 import tyro
@@ -20,10 +21,27 @@ from thinpipe.cli.commands import VERBS, Verb
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import EventLog, Step
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 
 def thinpipe(*arguments):
     command = [sys.executable, "-m", "thinpipe", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+def test_characters_that_the_output_cannot_encode_are_replaced(tmp_path):
+    """As in a pipe on Windows: the name of a machine is printed to cp1252."""
+    machines = (EXAMPLES / "machines.toml").read_text("utf-8").replace('"ada"', '"Zürich-東"')
+    (tmp_path / "machines.toml").write_text(machines, encoding="utf-8")
+    command = [sys.executable, "-m", "thinpipe", "plan", EXAMPLES / "friends-1b.toml"]
+    done = subprocess.run(
+        [*command, "--machines", tmp_path / "machines.toml"],
+        env={**os.environ, "PYTHONIOENCODING": "cp1252"},
+        capture_output=True,
+        timeout=600,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "Zürich-?".encode("cp1252") in done.stdout
 
 
 def test_help_names_every_verb():

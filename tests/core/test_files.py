@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,18 @@ def test_replaces_the_content_and_leaves_one_file(tmp_path: Path) -> None:
     write_atomically(target, b"new")
     assert target.read_bytes() == b"new"
     assert names(tmp_path) == ["state.json"]
+
+
+def test_a_file_that_a_reader_has_open_is_replaced(tmp_path: Path) -> None:
+    """On Windows once the reader has closed it, as virus scanners soon do."""
+    target = tmp_path / "state.json"
+    write_atomically(target, b"old")
+    reader = target.open("rb")
+    closing = threading.Timer(0.5, reader.close)
+    closing.start()
+    write_atomically(target, b"new")
+    closing.join()
+    assert target.read_bytes() == b"new"
 
 
 def test_nothing_is_visible_before_the_commit(tmp_path: Path) -> None:

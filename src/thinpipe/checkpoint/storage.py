@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from thinpipe.core.errors import DECODE_ERRORS, UserError
-from thinpipe.core.files import file_sha256, sync_file, sync_folder, write_atomically
+from thinpipe.core.files import file_sha256, replace, sync_file, sync_folder, write_atomically
 from thinpipe.core.run_folder import MANIFEST, step_folder, step_folders
 
 FORMAT_VERSION = 3
@@ -154,8 +154,8 @@ class CheckpointFolder:
         manifest = msgspec.structs.replace(manifest, files=dict(files)).with_checksum()
         write_atomically(partial / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
         if final.exists():
-            final.rename(self.folder / f"{_REPLACED}{final.name}")
-        partial.rename(final)
+            replace(final, self.folder / f"{_REPLACED}{final.name}")
+        replace(partial, final)
         sync_folder(self.folder)
         self._remove_partial()
         return Checkpoint(final, manifest)
@@ -215,7 +215,7 @@ class CheckpointFolder:
             original = self.folder / replaced.name.removeprefix(_REPLACED)
             if not original.exists():
                 with suppress(FileNotFoundError):  # another process of the run was faster
-                    replaced.rename(original)
+                    replace(replaced, original)
 
     def _remove_partial(self) -> None:
         for leftover in self.folder.glob(f"{_PARTIAL}*"):

@@ -6,6 +6,7 @@ that they launch, which are commands too.
 """
 
 import importlib
+import io
 import logging
 import os
 import sys
@@ -28,6 +29,7 @@ DESCRIPTION = "Train language models over ordinary internet links. `thinpipe --v
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line (`sys.argv` by default) and returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    replace_unknown_characters()
     if list(arguments) == ["--version"]:
         print(f"thinpipe {__version__}")
         return 0
@@ -47,6 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code or 0
+
+
+def replace_unknown_characters() -> None:
+    """Prints a question mark for a character that the encoding of stdout lacks, as cp1252 of a Windows pipe does."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 class _OneLine(logging.Handler):

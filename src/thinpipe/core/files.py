@@ -7,11 +7,15 @@ Consistency across several files is up to the caller: write the file that refere
 import hashlib
 import os
 import secrets
+import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 _TEMPORARY_SUFFIX = ".partial"
+_OPEN_SECONDS = 5.0 if sys.platform == "win32" else 0.0
+"""Seconds to wait for other programs that have a file open, where that keeps it from being renamed or replaced."""
 
 
 class AtomicFile:
@@ -38,7 +42,7 @@ class AtomicFile:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            os.replace(self._temporary, self.path)
+            replace(self._temporary, self.path)
         except BaseException:
             self.discard()
             raise
@@ -83,6 +87,21 @@ def remove_partial_files(folder: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
+def replace(source: Path, target: Path) -> None:
+    """`os.replace` of a file or a folder. Windows refuses that while another program reads one of the files, as virus
+    scanners do with new ones: there it is tried again for a few seconds."""
+    deadline = time.monotonic() + _OPEN_SECONDS
+    while True:
+        try:
+            os.replace(source, target)
+        except PermissionError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames and removals in a folder survive a power cut."""
     if os.name == "nt":
@@ -103,7 +122,7 @@ def sync_file(path: Path) -> None:
 def rename_durably(written: Path, path: Path) -> None:
     """Renames the file `written` by other code to `path`; returns once content and name are on the disk."""
     sync_file(written)
-    os.replace(written, path)
+    replace(written, path)
     sync_folder(path.parent)
 
 

@@ -1,7 +1,7 @@
 """Peak memory of this process. For reporting only: where the platform has no exact value, an approximation is used."""
 
-import platform
 import re
+import sys
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -22,21 +22,25 @@ def peak_resident_nbytes() -> int:
 
 
 def _high_water_mark() -> int | None:
-    if platform.system() == "Windows":
+    if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
-    if platform.system() != "Linux":
+    elif sys.platform == "linux":  # noqa: RET505  mypy for one system skips the branches of the others
+        # Not getrusage: on Linux ru_maxrss is inherited from the parent through fork and exec, so a small child of a
+        # large parent would report the parent's peak. VmHWM is reset by exec.
+        match = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text("utf-8"), re.MULTILINE)
+        return None if match is None else int(match[1]) * 1024
+    else:
         return None
-    # Not getrusage: on Linux ru_maxrss is inherited from the parent through fork and exec, so a small child of a large
-    # parent would report the parent's peak. VmHWM is reset by exec.
-    match = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
-    return None if match is None else int(match[1]) * 1024
 
 
-def _resource_usage() -> int:
-    import resource  # not on Windows
+def _resource_usage() -> int | None:
+    if sys.platform == "win32":
+        return None
+    else:  # noqa: RET505
+        import resource
 
-    unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _now() -> int:

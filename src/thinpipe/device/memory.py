@@ -39,7 +39,7 @@ def free_nbytes(device: torch.device) -> int:
 
 
 def peak_nbytes(device: torch.device) -> int:
-    """Peak memory of this process: the resident set on the CPU, allocated tensors on a device of its own."""
+    """Peak memory of this process: resident set on the CPU, allocated tensors on a device of its own."""
     if device.type == "cpu":
         return peak_resident_nbytes()
     module = device_module(device)
@@ -50,7 +50,7 @@ def peak_nbytes(device: torch.device) -> int:
 def _container_nbytes(folder: Path = Path("/sys/fs/cgroup")) -> float:
     """Bytes left under the memory limit of a Linux container (cgroup v2); infinite without a limit."""
     try:
-        limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        limit, used = ((folder / name).read_text("ascii").strip() for name in ("memory.max", "memory.current"))
     except OSError:
         return float("inf")
     return float("inf") if limit == "max" else max(0.0, float(limit) - float(used))
@@ -66,7 +66,7 @@ def device_name(device: torch.device) -> str:
 
 def _processor_name() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")

@@ -4,6 +4,7 @@ of its hub."""
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import tomllib
 from pathlib import Path
@@ -177,7 +178,10 @@ def port_finding(config: HubConfig) -> Finding:
     where = f"{hub_settings.host}:{hub_settings.port}" if hub_settings.port else f"{hub_settings.host}, any port"
     try:
         with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if sys.platform == "win32":  # where SO_REUSEADDR would let this socket share a port that is in use
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+            else:  # a port whose last connections are closing is free
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((hub_settings.host, hub_settings.port))
     except OSError as error:
         return problem(

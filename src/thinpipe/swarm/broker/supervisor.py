@@ -28,23 +28,26 @@ def main(arguments: list[str]) -> int:
         pass_fds=() if lock == "-" else (int(lock),),
         # preexec_fn is safe here: this process has a single thread so far. That thread lasts as long as the process,
         # and the parent-death signal is sent when the thread that started the server ends.
-        preexec_fn=_die_with_parent(os.getpid()) if sys.platform == "linux" else None,
+        preexec_fn=_die_with_parent(os.getpid()),
     )
     threading.Thread(target=_stop_on_eof, args=(server,), daemon=True).start()
     return server.wait()
 
 
-def _die_with_parent(supervisor: int) -> Callable[[], None]:
-    """Function for the child process before it executes the server: the server is killed if the supervisor is
-    killed."""
-    control = ctypes.CDLL(None).prctl
+def _die_with_parent(supervisor: int) -> Callable[[], None] | None:
+    """Function for the child process before it executes the server: the server is killed if the supervisor is killed.
+    None on other systems than Linux, which have no such thing."""
+    if sys.platform == "linux":
+        control = ctypes.CDLL(None).prctl
 
-    def in_child() -> None:
-        control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != supervisor:
-            os._exit(1)
+        def in_child() -> None:
+            control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+            if os.getppid() != supervisor:
+                os._exit(1)
 
-    return in_child
+        return in_child
+    else:  # noqa: RET505
+        return None
 
 
 def _stop_on_eof(server: subprocess.Popen[bytes]) -> None:

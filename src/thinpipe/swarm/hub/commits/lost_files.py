@@ -12,7 +12,7 @@ import msgspec
 
 from thinpipe.checkpoint import Checkpoint
 from thinpipe.checkpoint.storage import layer_of
-from thinpipe.core.files import file_sha256, sync_folder, write_atomically
+from thinpipe.core.files import file_sha256, replace, sync_folder, write_atomically
 from thinpipe.core.run_folder import MANIFEST
 
 _LOG = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def find_missing(checkpoint: Checkpoint) -> dict[str, str]:
                 continue
         missing[name] = entry.sha256
         with suppress(OSError):
-            path.rename(path.with_name(path.name + _CORRUPT_SUFFIX))
+            replace(path, path.with_name(path.name + _CORRUPT_SUFFIX))
     return missing
 
 
@@ -55,7 +55,7 @@ def set_aside(checkpoint: Checkpoint) -> Path:
     while place.exists():
         number += 1
         place = checkpoint.path.with_name(f"{_LOST_PREFIX}{checkpoint.path.name}-{number}")
-    checkpoint.path.rename(place)
+    replace(checkpoint.path, place)
     return place
 
 
