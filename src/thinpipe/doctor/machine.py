@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 
@@ -45,7 +46,7 @@ def _torch() -> Finding:
     try:
         import torch
     except Exception as error:  # a broken installation can raise anything
-        return problem("torch", f"cannot be imported: {error}", f'Install it: pip install "torch=={SUPPORTED_TORCH}*".')
+        return problem("torch", f"cannot be imported: {error}", _install_torch(sys.platform, platform.machine()))
     found = str(torch.__version__)
     if not found.startswith(SUPPORTED_TORCH):
         return problem(
@@ -53,7 +54,23 @@ def _torch() -> Finding:
             f"{found}, but thinpipe supports {SUPPORTED_TORCH}x",
             f'Run pip install "torch=={SUPPORTED_TORCH}*".',
         )
+    if not torch.distributed.is_available():
+        return problem(
+            "torch",
+            f"{found} has no torch.distributed, without which no process can join a run",
+            "Install PyTorch's own build. For AMD cards on Windows there is none: use Linux.",
+        )
     return ok("torch", found)
+
+
+def _install_torch(system: str, processor: str) -> str:
+    """How to install torch; `system` and `processor` as `sys.platform` and `platform.machine` name them."""
+    if (system, processor) == ("darwin", "x86_64"):
+        return (
+            "PyTorch has no build for Intel Macs any more: an Intel Mac cannot take part. On a Mac with Apple silicon "
+            "install Python for arm64: this one is for Intel."
+        )
+    return f'Install it: pip install "torch=={SUPPORTED_TORCH}*".'
 
 
 def _devices(wanted: str) -> Finding:
@@ -61,19 +78,20 @@ def _devices(wanted: str) -> Finding:
         import torch
     except Exception:
         return not_checked("devices", "torch cannot be imported")
+    from thinpipe.device.cards import unused_card
     from thinpipe.device.choice import accelerator_count, accelerator_type, choose_device
     from thinpipe.device.memory import device_name, free_nbytes
 
     devices = [torch.device(accelerator_type() or "cpu", index) for index in range(accelerator_count())]
     found = [f"{device} {device_name(device)}, {format_bytes(free_nbytes(device))} free" for device in devices]
+    unused = unused_card()
     try:
         choose_device(wanted)
     except UserError as error:
-        return problem(
-            "devices",
-            str(error),
-            "Install torch's build for the device and its driver (pytorch.org/get-started), or leave --device out.",
-        )
+        advice = unused.fix if unused else "Install torch's build for the device and its driver."
+        return problem("devices", str(error), f"{advice} Or leave --device out.")
+    if unused and wanted == "auto":
+        return warning("devices", unused.text, unused.fix)
     return ok("devices", "; ".join(found) or "no GPU: thinpipe uses the CPU")
 
 
