@@ -52,7 +52,7 @@ def run_config(tokens, tmp_path) -> RunConfig:
             boundaries=(1, 3),
             subspace=SubspaceConfig(width=4),
         ),
-        training=TrainingConfig(steps=12, global_batch_size=8, seq_len=16),
+        training=TrainingConfig(steps=12, global_batch_size=8, seq_len=16, device="cpu"),
         parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=4),
         lr_scheduler=LRSchedulerConfig(warmup_steps=3),
         basis=BasisConfig(interval=5),
