@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest
+from thinpipe.checkpoint.storage import is_layer_file
 from thinpipe.core.errors import UserError
 
 
@@ -191,3 +192,13 @@ def test_what_somebody_still_reads_is_not_removed(tmp_path):
         (tmp_path / f"step-0000000{step}").mkdir()
     CheckpointFolder(tmp_path).keep_latest(1, exempt=[tmp_path / "step-00000001"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000003"]
+
+
+@pytest.mark.parametrize("name", ["first", "block.12", "console", "com"])
+def test_names_of_layer_files(name):
+    assert is_layer_file(f"{name}.safetensors")
+
+
+@pytest.mark.parametrize("name", ["../first", "a/b", "a\\b", "c:a", ".x", "First", "", "con", "nul.x", "com1", "lpt9"])
+def test_names_that_lead_elsewhere_or_to_a_device_of_windows(name):
+    assert not is_layer_file(f"{name}.safetensors")

@@ -27,7 +27,8 @@ from thinpipe.core.run_folder import MANIFEST, step_folder, step_folders
 FORMAT_VERSION = 3
 _SUFFIX = ".safetensors"
 _PARTIAL = ".partial-"
-_LAYER_FILE = re.compile(r"[a-z0-9][a-z0-9.]{0,99}\.safetensors", re.ASCII)
+_DEVICE_OF_WINDOWS = r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])\."
+_LAYER_FILE = re.compile(rf"(?!{_DEVICE_OF_WINDOWS})[a-z0-9][a-z0-9.]{{0,99}}\.safetensors", re.ASCII)
 _REPLACED = f"{_PARTIAL}replaced-"
 """Prefix of an older checkpoint of the same step while `commit` replaces it."""
 
@@ -243,7 +244,7 @@ def layer_file(layer: str) -> str:
 
 
 def is_layer_file(name: str) -> bool:
-    """True for a plain layer file name; rejects path traversal."""
+    """True for a plain layer file name; rejects path traversal, and names that open a device on Windows."""
     return _LAYER_FILE.fullmatch(name) is not None
 
 
