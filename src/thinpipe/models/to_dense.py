@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from thinpipe.config.model import SubspaceConfig
 from thinpipe.core.errors import UserError
@@ -22,8 +23,8 @@ _CHUNK = 1 << 22
 
 @torch.no_grad()
 def to_dense(model: Model) -> Model:
-    """The equivalent dense model in the model's dtype, computed in float64 and rounded once. A dense model is returned
-    unchanged. Raises UserError for a model with a boundary projection.
+    """The equivalent dense model in the model's dtype and on its device, computed in float64 on the CPU and rounded
+    once. A dense model is returned unchanged. Raises UserError for a model with a boundary projection.
 
     Equivalent without dropout only: GPT-2's embedding dropout acts on the coordinates in the subspace model, and on the
     whole embedding in the dense model.
@@ -40,13 +41,13 @@ def to_dense(model: Model) -> Model:
     factored = dict(model.named_parameters())
     example = next(iter(factored.values()))
     dense = materialise(build(config), seed=0, device=example.device, dtype=example.dtype, draw=False)
-    basis_DK = model.space.basis_DK.double()
+    basis_DK = model.space.basis_DK.cpu().double()
     for name, target in dense.named_parameters():
         coordinates = coordinates_of(factored[name])
         if coordinates is None:
             target.copy_(factored[name])
         elif coordinates.axis == 0:
-            _expand_writer(factored[name].double(), basis_DK, target)
+            _expand_writer(factored[name].cpu().double(), basis_DK, target)
         else:
             _expand_embedding(factored[name], basis_DK, getattr(model.space, config.spec.frozen_tables[name]), target)
     return dense.train(model.training)
@@ -54,16 +55,20 @@ def to_dense(model: Model) -> Model:
 
 def _expand_writer(written: Tensor, basis_DK: Tensor, target: Tensor) -> None:
     """Writes U Z to `target`, for a weight Z (K x inputs) or a bias Z (K)."""
-    for rows, target_rows in row_chunks(target):
-        target_rows.copy_(basis_DK[rows] @ written)
+    for _, target_rows, basis_rows in row_chunks(target, basis_DK):
+        target_rows.copy_((basis_rows @ written).to(target.dtype))
 
 
 def _expand_embedding(coordinates_VK: Tensor, basis_DK: Tensor, frozen: FixedTable, target_VD: Tensor) -> None:
-    for rows, target_rows in row_chunks(target_VD):
-        target_rows.copy_(frozen(rows, torch.float64) + coordinates_VK[rows].double() @ basis_DK.T)
+    buffers = {name: buffer.cpu() for name, buffer in frozen.named_buffers()}
+    for rows, target_rows, coordinates in row_chunks(target_VD, coordinates_VK):
+        fixed = functional_call(frozen, buffers, (rows, torch.float64))
+        target_rows.copy_((fixed + coordinates.cpu().double() @ basis_DK.T).to(target_VD.dtype))
 
 
-def row_chunks(target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs of row indices and views of these rows, in chunks of at most `_CHUNK` entries (at least one row)."""
-    n_rows = max(1, _CHUNK // target[0].numel())
-    yield from zip(torch.arange(target.shape[0], device=target.device).split(n_rows), target.split(n_rows), strict=True)
+def row_chunks(*tables: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Row indices, on the CPU, and views of these rows of every table, in chunks of at most `_CHUNK` entries of the
+    first table (at least one row)."""
+    n_rows = max(1, _CHUNK // tables[0][0].numel())
+    indices = torch.arange(tables[0].shape[0])
+    yield from zip(indices.split(n_rows), *(table.split(n_rows) for table in tables), strict=True)

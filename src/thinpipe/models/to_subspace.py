@@ -2,7 +2,8 @@
 
 The basis U retains most of the squared norm of the residual writers in the subspace: the top eigenvectors of Σ W Wᵀ,
 D x D in float64, where a bias counts as one more column of W. Embeddings are kept exactly: T U becomes coordinates and
-the rest the frozen table. Uses no data and no training; `ToSubspaceReport` says how much was lost.
+the rest the frozen table. Uses no data and no training; `ToSubspaceReport` says how much was lost. float64 is on the
+CPU, whatever device the models are on.
 """
 
 from collections.abc import Mapping
@@ -49,13 +50,13 @@ def to_subspace(dense: Model, subspace: SubspaceConfig, boundaries: tuple[int, .
     assert isinstance(model.space, Subspace)
     writers = _subspace_writers(model, sources)
     basis_DK = _best_basis([part for parts in writers.values() for part in parts], subspace.width)
-    model.space.basis = Basis(basis_DK)
+    model.space.basis = Basis(basis_DK.to(model.space.basis_DK.dtype))
     for name, target in model.named_parameters():
         coordinates = coordinates_of(target)
         if coordinates is None:
             target.copy_(sources[name])
         elif coordinates.axis == 0:
-            target.copy_(basis_DK.T @ sources[name].double())
+            target.copy_((basis_DK.T @ sources[name].cpu().double()).to(target.dtype))
         else:
             _split_embedding(sources[name], target, model.space, config.spec.frozen_tables[name])
     return model.train(dense.training), _report(writers, basis_DK)
@@ -73,9 +74,9 @@ def _subspace_writers(model: Model, sources: Mapping[str, Tensor]) -> dict[str, 
 
 def _best_basis(written: list[Tensor], width: int) -> Tensor:
     """The basis U of this width that retains most of Σ ‖W‖², in float64, directions in descending order."""
-    gram_DD = torch.zeros(written[0].shape[0], written[0].shape[0], dtype=torch.float64, device=written[0].device)
+    gram_DD = torch.zeros(written[0].shape[0], written[0].shape[0], dtype=torch.float64)
     for part in written:
-        columns_DN = part.double().view(part.shape[0], -1)  # a bias is one column
+        columns_DN = part.cpu().double().view(part.shape[0], -1)  # a bias is one column
         gram_DD.addmm_(columns_DN, columns_DN.T)
     basis_DK: Tensor = torch.linalg.eigh(gram_DD).eigenvectors[:, -width:].flip(1).contiguous()
     return basis_DK
@@ -83,7 +84,9 @@ def _best_basis(written: list[Tensor], width: int) -> Tensor:
 
 def _report(writers: dict[str, list[Tensor]], basis_DK: Tensor) -> ToSubspaceReport:
     whole = {name: sum(_squared_norm(part) for part in parts) for name, parts in writers.items()}
-    inside = {name: sum(_squared_norm(basis_DK.T @ part.double()) for part in parts) for name, parts in writers.items()}
+    inside = {
+        name: sum(_squared_norm(basis_DK.T @ part.cpu().double()) for part in parts) for name, parts in writers.items()
+    }
     return ToSubspaceReport(
         width=basis_DK.shape[1],
         retained=_share(sum(inside.values()), sum(whole.values())),
@@ -92,7 +95,7 @@ def _report(writers: dict[str, list[Tensor]], basis_DK: Tensor) -> ToSubspaceRep
 
 
 def _squared_norm(tensor: Tensor) -> float:
-    return float(tensor.double().square().sum())
+    return float(tensor.cpu().double().square().sum())
 
 
 def _share(inside: float, whole: float) -> float:
@@ -101,9 +104,10 @@ def _share(inside: float, whole: float) -> float:
 
 def _split_embedding(table_VD: Tensor, coordinates_VK: Tensor, space: Subspace, frozen: str) -> None:
     """Splits an embedding T into coordinates C = T U and the frozen table T − C Uᵀ (attribute `frozen` of `space`)."""
-    basis_DK, table = space.basis_DK.double(), getattr(space, frozen).content()
-    for rows, frozen_rows in row_chunks(table):
-        source = table_VD[rows].double()
-        coordinates_VK[rows] = (source @ basis_DK).to(coordinates_VK.dtype)
+    basis_DK, frozen_VD = space.basis_DK.cpu().double(), getattr(space, frozen).content()
+    for _, frozen_rows, table_rows, coordinates in row_chunks(frozen_VD, table_VD, coordinates_VK):
+        source = table_rows.cpu().double()
+        rounded = (source @ basis_DK).to(coordinates.dtype)
+        coordinates.copy_(rounded)
         # Uses the rounded C and U, so that the frozen table absorbs their rounding errors.
-        frozen_rows.copy_(source - coordinates_VK[rows].double() @ basis_DK.T)
+        frozen_rows.copy_((source - rounded.double() @ basis_DK.T).to(frozen_VD.dtype))
