@@ -33,7 +33,8 @@ def up(config: UpConfig) -> int:
             for index in range(config.peers):
                 home = folder / str(index)
                 invite = str(home) if (home / "identity.toml").exists() else (await hub.admission.invite()).line()
-                peers.append(_join(invite, home, threads=max(1, (os.cpu_count() or 1) // config.peers)))
+                threads = max(1, (os.cpu_count() or 1) // config.peers)
+                peers.append(_join(invite, home, config.training.device, threads=threads))
             console.print(
                 f"started {config.peers} peers, whose output is in {folder}/*/output.log; `thinpipe status "
                 f"{config.job.dump_folder}` shows their state"
@@ -79,9 +80,9 @@ async def _watch_peers(peers: Sequence[LocalPeer], hub: Hub, print_line: Callabl
         hub.stop("stopped: all peers have ended before the run was finished")
 
 
-def _join(invite: str, folder: Path, *, threads: int) -> LocalPeer:
+def _join(invite: str, folder: Path, device: str, *, threads: int) -> LocalPeer:
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "thinpipe", "join", invite]
+    command = [sys.executable, "-m", "thinpipe", "join", invite, "--device", device]
     if not invite.startswith(str(folder)):
         command += ["--folder", str(folder)]
     log = folder / "output.log"
