@@ -14,6 +14,7 @@ import pytest
 
 from tests.warm import WarmProcess, run_warm
 from thinpipe.checkpoint import CheckpointFolder
+from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import Step, read_events
 from thinpipe.training.run_environment import RunEnvironment
 from thinpipe.training.trainer import Trainer
@@ -82,6 +83,22 @@ def hub_arguments(file, peers, *more, heartbeat_timeout=120):
         *("hub", file, "--hub.peers", peers, "--hub.use-all-peers", "--hub.address", "127.0.0.1"),
         *("--hub.heartbeat-timeout-seconds", heartbeat_timeout, "--hub.stall-floor-seconds", heartbeat_timeout, *more),
     )
+
+
+def train_with_hub(programs, config, devices, environment=None):
+    """`thinpipe hub` for the run, and `thinpipe join` for every one of its devices, to the end."""
+    folder = config.job.dump_folder
+    file = folder.with_suffix(".toml")
+    file.write_text(dump_toml(config))
+    fast = ("--hub.up", "1gbps", "--hub.down", "1gbps")  # so that nobody measures it
+    hub = programs("hub", *hub_arguments(file, len(devices), *fast), environment=environment)
+    joined = []
+    for invite, device in zip(invites_of(hub), devices, strict=True):
+        name = f"peer{len(joined)}"
+        where = ("--folder", folder.with_name(name), "--device", device)
+        joined.append(programs(name, "join", invite, *where, environment=environment))
+    for program in (hub, *joined):
+        assert program.finish() == 0, "\n".join(each.printed[-3000:] for each in (hub, *joined))
 
 
 def run_to_end(*arguments, path=None, seconds=PATIENCE):

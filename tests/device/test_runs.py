@@ -1,4 +1,5 @@
-"""Runs of several processes on the device `sim`, over gloo and over emulated links, against one process on it."""
+"""Runs of several processes on the device `sim`, over gloo, over emulated links and with a hub, against one process on
+it."""
 
 import shutil
 from dataclasses import replace
@@ -7,19 +8,20 @@ from pathlib import Path
 import pytest
 
 from tests.device.sim import environment
-from tests.programs import steps_of
+from tests.programs import steps_of, train_with_hub
 from tests.train.test_processes import ENVIRONMENT, finish, placed, start
 from tests.transport.processes import free_port, group_environment
 from thinpipe.config.link import LinkConfig
 from thinpipe.training.trainer import Trainer
 
-LINK = LinkConfig(up="200mbps", down="200mbps", latency="1ms")
+LINK = {"link": LinkConfig(up="200mbps", down="200mbps", latency="1ms")}
 
 
 @pytest.fixture
 def run_config(run_config):
-    """Of four micro-batches, enough for three processes."""
-    return replace(run_config, parallelism=replace(run_config.parallelism, pipeline_parallel_microbatch_size=2))
+    """Of four segments and four micro-batches, enough for four processes."""
+    parallelism = replace(run_config.parallelism, pipeline_parallel_microbatch_size=2)
+    return replace(run_config, model=replace(run_config.model, boundaries=(1, 2, 3)), parallelism=parallelism)
 
 
 def on(device, config, name="alone"):
@@ -41,12 +43,26 @@ def expected(sim, run_config):  # noqa: ARG001
 
 
 @pytest.mark.parametrize(
-    ("degree", "changes"), [(2, {}), (3, {}), (2, {"link": LINK})], ids=["two", "three", "two over a link"]
+    ("degree", "changes"),
+    [(2, {}), pytest.param(4, {}, marks=pytest.mark.long), pytest.param(2, LINK, marks=pytest.mark.long), (4, LINK)],
+    ids=["two", "four", "two over links", "four over links"],
 )
 def test_processes_on_the_device_equal_one(degree, changes, expected, run_config):
     config = on("sim", replace(placed(run_config, degree, "any"), **changes), "several")
     code, printed = finish(start(config, ENVIRONMENT | environment()))
     assert code == 0, printed
+    assert numbers(config) == expected
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [("sim", "cpu"), *(pytest.param(devices, marks=pytest.mark.long) for devices in (("sim", "sim"), ("sim",) * 4))],
+    ids=" and ".join,
+)
+def test_peers_of_a_hub_equal_one_process(devices, expected, run_config, programs):
+    """`sim` computes with the kernels of the CPU, so that even peers of both kinds are equal."""
+    config = placed(run_config, 1, "hub")
+    train_with_hub(programs, config, devices, environment())
     assert numbers(config) == expected
 
 
@@ -64,10 +80,9 @@ def test_a_stage_on_the_cpu_and_one_on_the_device(expected, run_config):
     assert numbers(configs[0]) == expected
 
 
-@pytest.mark.parametrize("degree", [1, 2])
-def test_a_run_needs_no_float64_on_the_device(degree, expected, run_config):
+def test_processes_need_no_float64_on_the_device(expected, run_config):
     """Steps, basis updates, validation and checkpoints, where creating a float64 tensor on the device raises."""
-    config = on("sim", placed(run_config, degree, "any"), "no-float64")
+    config = on("sim", placed(run_config, 2, "any"), "no-float64")
     code, printed = finish(start(config, ENVIRONMENT | environment(SIM_NO_F64=1)))
     assert code == 0, printed
     assert numbers(config) == expected
