@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining._utils import InferenceMode
 
 from tests.pipeline.cases import CASES, config_of
 from thinpipe.boundary.contract import MessageShape
@@ -29,13 +31,17 @@ class Payload:
         return exec, (f"open({str(self.target)!r}, 'w').write('ran')",)
 
 
+class HostileSchedule(ScheduleGPipe):
+    def _dynamic_shapes(self, stages: Sequence[Any], *_args: Any) -> None:
+        """In place of the agreement of torch's stages on dynamic or static shapes."""
+        for stage in stages:
+            stage._inference_mode = InferenceMode.DYNAMIC
+
+    _warmup_p2p = _dynamic_shapes  # up to torch 2.14
+    _initialize_pipeline_distributed_state = _dynamic_shapes  # from torch 2.15
+
+
 class HostileStage(PipelineStage):
-    def _warmup_forward_vote(self, *_args: Any, **_kwargs: Any) -> torch.Tensor:
-        return torch.zeros(1, dtype=torch.int32)
-
-    def _warmup_backward_result(self, *_args: Any, **_kwargs: Any) -> torch.Tensor:
-        return torch.zeros(1, dtype=torch.int32)
-
     def _send_meta(self, meta: Any, dst_stage: int) -> None:  # noqa: ARG002
         dist.send_object_list([Payload(Path(sys.argv[1]))], dst=dst_stage)
 
@@ -46,7 +52,7 @@ def main() -> None:
     device = torch.device("cpu")
     if hostile:  # ends when nobody has taken the offer in time
         stage: PipelineStage = HostileStage(nn.Linear(4, 4), 0, 2, device)
-        ScheduleGPipe(stage, 2).step(torch.zeros(2, 4))
+        HostileSchedule(stage, 2).step(torch.zeros(2, 4))
         return
     config = config_of(CASES[0], 2, "GPipe").model.resolve(64)
     shape = MessageShape(batch=1, tokens=12, width=32, vocab_size=64, dtype=torch.float32)

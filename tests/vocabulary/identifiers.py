@@ -57,7 +57,7 @@ IDENTIFIERS: dict[str, str] = {
 """Patterns of whole identifiers, for words that are ordinary English by themselves."""
 
 ORDINARY: tuple[tuple[str, str, str], ...] = (
-    (r"src/thinpipe/pipeline/stage.py", r"_warmup_forward_vote", "a method of torch's PipelineStage"),
+    (r"src/thinpipe/pipeline/(stage|torch_names).py", r"_warmup_forward_vote", "a method of torch's PipelineStage"),
     (r"src/thinpipe/config/families/.*", r"gate_proj", "a weight of Llama and its kin"),
     (r"src/thinpipe/models/decoder.py", r"gate", "of SwiGLU"),
     (r"benchmarks/.*|src/thinpipe/report/.*", r"bbox_to_anchor", "matplotlib's"),

@@ -16,8 +16,14 @@ import msgspec
 import thinpipe
 
 NUMERICS_VERSION = 1
-SUPPORTED_TORCH = "2.13."
-"""Prefix of the torch version whose private APIs this code relies on; see pipeline/stage.py."""
+TESTED_TORCH = ("2.13", "2.14", "2.15")
+"""Minor versions of torch with which the tests of the pipeline have passed; the range in pyproject.toml is the same."""
+INSTALL_TORCH = f'pip install "torch=={TESTED_TORCH[-1]}.*"'
+
+
+def is_tested_torch(found: str) -> bool:
+    """`found`: a version of torch, as 2.15.0+cpu."""
+    return ".".join(found.split(".")[:2]) in TESTED_TORCH
 
 
 class Numerics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

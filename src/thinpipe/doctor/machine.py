@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.extras import install_hint
-from thinpipe.core.numerics import SUPPORTED_TORCH
+from thinpipe.core.numerics import INSTALL_TORCH, TESTED_TORCH, is_tested_torch
 from thinpipe.core.units import format_bytes
 from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.swarm.broker.server import find_server
@@ -48,17 +48,24 @@ def _torch() -> Finding:
     except Exception as error:  # a broken installation can raise anything
         return problem("torch", f"cannot be imported: {error}", _install_torch(sys.platform, platform.machine()))
     found = str(torch.__version__)
-    if not found.startswith(SUPPORTED_TORCH):
-        return problem(
-            "torch",
-            f"{found}, but thinpipe supports {SUPPORTED_TORCH}x",
-            f'Run pip install "torch=={SUPPORTED_TORCH}*".',
-        )
     if not torch.distributed.is_available():
         return problem(
             "torch",
             f"{found} has no torch.distributed, without which no process can join a run",
             "Install PyTorch's own build. For AMD cards on Windows there is none: use Linux.",
+        )
+    from thinpipe.pipeline.torch_names import missing_names
+
+    if missing := missing_names():
+        return problem(
+            "torch", f"{found} lacks names on which the pipeline relies: {', '.join(missing)}", f"Run {INSTALL_TORCH}."
+        )
+    if not is_tested_torch(found):
+        return warning(
+            "torch",
+            f"{found} has all names on which the pipeline relies, but has not been tested with thinpipe; tested: "
+            f"{', '.join(TESTED_TORCH)}",
+            f"If a run fails or learns nothing, run {INSTALL_TORCH}.",
         )
     return ok("torch", found)
 
@@ -70,7 +77,7 @@ def _install_torch(system: str, processor: str) -> str:
             "PyTorch has no build for Intel Macs any more: an Intel Mac cannot take part. On a Mac with Apple silicon "
             "install Python for arm64: this one is for Intel."
         )
-    return f'Install it: pip install "torch=={SUPPORTED_TORCH}*".'
+    return f"Install it: {INSTALL_TORCH}."
 
 
 def _devices(wanted: str) -> Finding:

@@ -5,9 +5,13 @@ torch's schedule orders the computation but gets no P2P operations: the stage po
 receive slots from decoded messages and sends encoded ones. The boundary method determines message lengths. torch's
 exchange of pickled shape metadata, by which a neighbour could run code here, raises an error instead.
 
-All uses of private names of torch's pipelining are in this file: args_recv_info, grad_recv_info, fwd_cache, bwd_cache,
-stage_index_to_group_rank, _prepare_forward_infra, _runtime_validate, _send_meta, _recv_meta, _warmup_forward_vote,
-_warmup_backward_result; Schedule1F1B._num_stages.
+torch lets its stages agree that shapes are static whenever training and validation alternate: up to 2.14 by messages
+from stage to stage (`_warmup_forward_vote`), from 2.15 by an all-reduce of the schedule, and with tensors on the device
+of the stage, which a group for CPU tensors cannot send. Here shapes are always static. Nothing is exchanged: the stage
+answers by itself, and shows torch a map with all stages in this process (`stage_index_to_group_rank`), for which the
+schedule reduces nothing.
+
+All uses of undocumented names of torch's pipelining are in this file; `pipeline/torch_names.py` lists and checks them.
 """
 
 from abc import abstractmethod
@@ -19,18 +23,13 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from thinpipe.boundary.contract import BoundaryMethod, MessageId
-from thinpipe.core.errors import UserError
-from thinpipe.core.numerics import SUPPORTED_TORCH
 from thinpipe.pipeline.in_process_boundary import single_tensor
 from thinpipe.pipeline.p2p import P2PReceiver, P2PSender, p2p_tag
 from thinpipe.pipeline.stage_module import StageModule
+from thinpipe.pipeline.torch_names import check_torch
 from thinpipe.transport.labels import Label, is_labelled
 
-if not torch.__version__.startswith(SUPPORTED_TORCH):
-    raise UserError(
-        f"the pipeline was checked with torch {SUPPORTED_TORCH}x and this is {torch.__version__}: install "
-        f'"torch=={SUPPORTED_TORCH}*", or check the names at the head of pipeline/stage.py against the new version'
-    )
+check_torch()
 
 
 class EncodedStage(PipelineStage):
@@ -66,6 +65,8 @@ class EncodedStage(PipelineStage):
         have run such steps with this stage."""
         self._backwards = 0
         """Backward passes of this step so far."""
+        self._outputs: dict[int, Any] = {}
+        """Outputs of the module that have not been encoded yet, by micro-batch."""
         self.states_in: P2PReceiver | None = None
         self.gradients_in: P2PReceiver | None = None
         self.states_out: P2PSender | None = None
@@ -92,7 +93,7 @@ class EncodedStage(PipelineStage):
         """
         group = self.group or dist.group.WORLD
         assert group is not None
-        places, here = self.stage_index_to_group_rank, self.stage_index
+        places, here = self._group_ranks, self.stage_index
         if not self.is_first and (peer := places[here - 1]) != self.group_rank:
             names = f"states from stage {here - 1}", f"gradients to stage {here - 1}"
             self.states_in = P2PReceiver(
@@ -124,13 +125,26 @@ class EncodedStage(PipelineStage):
             self.gradients_in.expect(microbatches if backward else 0, self.gradient_nbytes, self.label)
 
     def clear_runtime_states(self) -> None:
-        """Called by every schedule at the start of a step."""
+        """Called by every schedule at the start of a step, also after one that raised an error."""
         super().clear_runtime_states()
         self._backwards = 0
+        self._outputs.clear()
+        for slots in (*self.args_recv_info.values(), *self.grad_recv_info.values()):
+            self._release_slots(slots)
+
+    @property
+    def stage_index_to_group_rank(self) -> dict[int, int]:
+        """The map that torch reads: all stages are in this process, so there is nobody to agree with on shapes. The map
+        that the schedule has assigned is `_group_ranks`."""
+        return dict.fromkeys(self._group_ranks, self.group_rank)
+
+    @stage_index_to_group_rank.setter
+    def stage_index_to_group_rank(self, group_ranks: dict[int, int]) -> None:
+        self._group_ranks = group_ranks
 
     @property
     def _next_is_here(self) -> bool:
-        return not self.is_last and self.stage_index_to_group_rank[self.stage_index + 1] == self.group_rank
+        return not self.is_last and self._group_ranks[self.stage_index + 1] == self.group_rank
 
     def _prepare_forward_infra(
         self, num_microbatches: int, args: Any, kwargs: Any = None, has_backward: bool = False
@@ -153,6 +167,8 @@ class EncodedStage(PipelineStage):
         output = super().forward_one_chunk(fwd_chunk_id, args, *more, **kwargs)
         if not self.is_first:
             self._release_slots(self.args_recv_info[fwd_chunk_id])
+        if not self.is_last:
+            self._outputs[fwd_chunk_id] = output
         return self._state_message(fwd_chunk_id) if self._next_is_here else output
 
     def before_forward(self, microbatch: int, args: tuple[Any, ...]) -> None:
@@ -163,8 +179,7 @@ class EncodedStage(PipelineStage):
         slot.buffer = self.decode_state(message, chunk)
 
     def _state_message(self, chunk: int) -> Tensor:
-        output, _ = self.fwd_cache[chunk]
-        return self.encode_state(single_tensor(output), chunk)
+        return self.encode_state(single_tensor(self._outputs.pop(chunk)), chunk)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         if self.states_out is not None:
@@ -208,24 +223,25 @@ class EncodedStage(PipelineStage):
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         if self.gradients_out is not None and self.has_backward:
-            (gradient,) = self.bwd_cache.pop(bwd_chunk_id)
-            self.gradients_out.send(self.encode_gradient(gradient, bwd_chunk_id), self.label, bwd_chunk_id)
+            self.gradients_out.send(self._gradient_message(bwd_chunk_id), self.label, bwd_chunk_id)
         return []
+
+    def _gradient_message(self, chunk: int) -> Tensor:
+        (gradient,) = super().get_local_bwd_output(chunk)  # type: ignore[no-untyped-call]
+        return self.encode_gradient(gradient, chunk)
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
         """Message with the gradient for the previous stage, in this process; None in validation, where V schedules also
         ask for one."""
-        if not self.has_backward:
-            return None
-        (gradient,) = super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
-        return self.encode_gradient(gradient, mb_index)
+        return self._gradient_message(mb_index) if self.has_backward else None
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
         """The message that `get_local_bwd_output` of the next stage, in this process, has returned."""
         if self.has_backward:
             self._accept_gradient(next_stage_bwd_outputs, mb_index)
 
-    # Shapes are static and stages need not agree on that: no message but those above, and nothing is unpickled
+    # Shapes are static and stages need not agree on that: no message but those above, and nothing is unpickled. torch
+    # calls the first two up to 2.14.
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:  # noqa: ARG002
         return torch.ones(1, dtype=torch.int32)
