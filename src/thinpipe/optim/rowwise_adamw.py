@@ -11,6 +11,7 @@ Orthonormal matrices are updated by `stiefel`, all other parameters by torch's o
 """
 
 from collections.abc import Callable, Iterable
+from inspect import unwrap
 from typing import Any, Literal
 
 import torch
@@ -64,6 +65,11 @@ class RowwiseAdamW(torch.optim.Optimizer):
             "fused": fused,
         }
         super().__init__(params, defaults)
+
+    # torch wraps these so that torch.compile ignores them. The wrapper imports torch._dynamo and sympy at the first
+    # call, over a second of processor time.
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
