@@ -69,7 +69,7 @@ def batch(step):
 
 def digest(module):
     return {
-        name: hashlib.sha256(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        name: hashlib.sha256(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
         for name, parameter in module.named_parameters()
     }
 
@@ -95,13 +95,14 @@ def run_twin(boundary, count, *, dtype=torch.float32):
 class Pipeline:
     """The stages of this process and their optimiser."""
 
-    def __init__(self, schedule_name, boundary, group, dtype=torch.float32):
+    def __init__(self, schedule_name, boundary, group, dtype=torch.float32, device="cpu"):
         self.kind, places = SCHEDULES[schedule_name]
         indices, count = places[group.rank()], sum(map(len, places))
-        self.first, self.last, self.dtype = 0 in indices, count - 1 in indices, dtype
-        self.modules = {index: module.to(dtype) for index, module in enumerate(make_stages(count)) if index in indices}
+        self.first, self.last, self.how = 0 in indices, count - 1 in indices, {"dtype": dtype, "device": device}
+        modules = enumerate(make_stages(count))
+        self.modules = {index: module.to(**self.how) for index, module in modules if index in indices}
         how = {"shape": SHAPE, "boundary": boundary, "dtype": dtype, "seed": 5, "group": group}
-        self.stages = [CompressedStage(module, index, count, "cpu", **how) for index, module in self.modules.items()]
+        self.stages = [CompressedStage(module, index, count, device, **how) for index, module in self.modules.items()]
         parameters = [p for module in self.modules.values() for p in module.parameters()]
         self.optimizer = torch.optim.SGD(parameters, lr=0.1)
 
@@ -111,7 +112,7 @@ class Pipeline:
 
     def step(self, schedule, step):
         """The loss of every micro-batch, in the process with the last stage."""
-        (inputs, target), losses = (part.to(self.dtype) for part in batch(step)), []
+        (inputs, target), losses = (part.to(**self.how) for part in batch(step)), []
         wanted = {"target": target, "losses": losses} if self.last else {}
         schedule.step(*([inputs] if self.first else []), **wanted)
         self.optimizer.step()
@@ -121,7 +122,7 @@ class Pipeline:
     @torch.no_grad()
     def outputs(self, schedule, step, samples=None):
         """In validation, of so many samples."""
-        inputs, target = (part.to(self.dtype)[:samples] for part in batch(step))
+        inputs, target = (part.to(**self.how)[:samples] for part in batch(step))
         found = schedule.eval(*([inputs] if self.first else []), **({"target": target} if self.last else {}))
         return found.tolist() if self.last else None
 
