@@ -16,6 +16,7 @@ hypothesis.settings.load_profile("any machine")
 """No time limit for a single example: tests must pass on a busy machine."""
 
 _STARTERS = {
+    "tests.device.mutations",
     "tests.swarm.brokers",
     "tests.swarm.network_namespaces",
     "tests.swarm.hubs",

@@ -33,6 +33,7 @@ def sim(sim_library):
     sim_library.reset_counts()
     yield sim_library
     sim_library.set_float64(True)
+    sim_library.set_seed(0)
     try:
         for index in range(sim_library.device_count()):
             torch.accelerator.synchronize(index)

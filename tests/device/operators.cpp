@@ -232,6 +232,7 @@ TORCH_LIBRARY_FRAGMENT(sim, m) {
   m.def("device_count() -> int", [] { return static_cast<int64_t>(sim::is_visible() ? sim::device_count() : 0); });
   m.def("set_visible(bool visible) -> ()", [](bool visible) { sim::set_visible(visible); });
   m.def("set_races(bool are_errors) -> ()", [](bool are_errors) { sim::set_races_are_errors(are_errors); });
+  m.def("set_seed(int seed) -> ()", [](int64_t seed) { sim::set_seed(static_cast<int>(seed)); });
   m.def("default_generator(int device) -> Generator?",
         [](int64_t device) { return std::optional(sim::default_generator(static_cast<int>(device))); });
   m.def("counts() -> Dict(str, int)", [] { return sim::as_dict(sim::counts()); });

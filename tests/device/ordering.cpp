@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <random>
 #include <sstream>
 #include <stdexcept>
+#include <thread>
 
 namespace sim {
 namespace {
@@ -30,6 +33,8 @@ struct State {
   std::mutex lock;
   int devices = std::max(1, number_from_environment("SIM_DEVICES", 2));
   std::atomic<bool> races{number_from_environment("SIM_RACES", 1) != 0};
+  int seed = number_from_environment("SIM_SEED", 0);
+  std::mt19937 random{static_cast<uint32_t>(seed)};
   std::vector<Stream> streams = std::vector<Stream>(devices * kStreamsPerDevice);
   Clock host = Clock(streams.size(), 0);
   std::map<const char*, Memory*> pinned;  // by the address of the first byte
@@ -272,6 +277,7 @@ void note_output(Memory& memory, const LaunchPtr& launch) {
 }
 
 void add_late_copy(LateCopy given) {
+  take_time();
   Lock lock(state().lock);
   auto copy = std::make_shared<LateCopy>(std::move(given));
   if (copy->to_host) std::memset(copy->host_data, kPoison, copy->values.size());
@@ -294,7 +300,25 @@ void wait(int stream, const Clock& clock) {
   join(state().streams[stream].clock, clock);
 }
 
+void set_seed(int seed) {
+  Lock lock(state().lock);
+  state().seed = seed;
+  state().random.seed(static_cast<uint32_t>(seed));
+}
+
+void take_time() {
+  int64_t microseconds;
+  {
+    Lock lock(state().lock);
+    if (!state().seed) return;
+    const uint32_t drawn = state().random();
+    microseconds = drawn % 4 ? 0 : drawn / 4 % 3000;  // most work is done at once
+  }
+  std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+}
+
 void host_wait(const Clock& clock) {
+  take_time();
   Lock lock(state().lock);
   join(state().host, clock);
   finish_what_the_host_knows();

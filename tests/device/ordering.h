@@ -91,6 +91,8 @@ struct LateCopy {
 int device_count();
 bool races_are_errors();
 void set_races_are_errors(bool);
+void set_seed(int seed);  // 0: no waiting
+void take_time();  // lets the calling thread wait for a random time, so that threads meet in another order
 
 // Memory.
 Memory* new_memory(std::shared_ptr<void> owner, void* data, size_t nbytes, int device, int stream);

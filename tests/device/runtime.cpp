@@ -173,6 +173,7 @@ class GeneratorImpl final : public c10::GeneratorImpl {
 // ---- Devices, streams and events ------------------------------------------------------------------------------------
 
 struct Event {
+  int device;
   Clock clock;
   std::chrono::steady_clock::time_point when;
 };
@@ -226,7 +227,7 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
 
   void record(void** event, const c10::Stream& on, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (!*event) *event = new Event;
-    *static_cast<Event*>(*event) = {clock_of(stream_of(on)), std::chrono::steady_clock::now()};
+    *static_cast<Event*>(*event) = {index_of(on.device()), clock_of(stream_of(on)), std::chrono::steady_clock::now()};
   }
   void block(void* event, const c10::Stream& on) const override {
     wait(stream_of(on), static_cast<Event*>(event)->clock);
@@ -237,6 +238,7 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeEvent(void* event) const override {
     count("synchronize_event");
+    if (static_cast<Event*>(event)->device != t_device) count("synchronize_elsewhere");
     host_wait(static_cast<Event*>(event)->clock);
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.device.sim import environment
+from tests.device.test_copies import WAITS
+from tests.device.transfers import measure
 from tests.programs import steps_of, train_with_hub
 from tests.train.test_processes import ENVIRONMENT, finish, placed, start
 from tests.transport.processes import free_port, group_environment
@@ -64,6 +66,28 @@ def test_peers_of_a_hub_equal_one_process(devices, expected, run_config, program
     config = placed(run_config, 1, "hub")
     train_with_hub(programs, config, devices, environment())
     assert numbers(config) == expected
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 21))])
+def test_the_order_in_which_threads_meet_changes_nothing(seed, expected, run_config):
+    """Copies and synchronisations take random times, in both processes the same."""
+    config = on("sim", placed(run_config, 2, "any"), "timed")
+    code, printed = finish(start(config, ENVIRONMENT | environment(SIM_SEED=seed)))
+    assert code == 0, printed
+    assert numbers(config) == expected
+
+
+@pytest.mark.usefixtures("sim_library")
+def test_the_training_thread_waits_for_its_device_at_the_end_of_a_step_only():
+    """For losses, norms of gradients and norms of messages; each message is waited for by the thread that sends it."""
+    case = "llama-subspace-fp32-fp32"
+    for counts in (process[case] for process in measure(case)):
+        assert (
+            counts["synchronize_event"] == counts["to_host_non_blocking"] == counts["to_device_non_blocking"] == [1, 0]
+        )
+        waits = {name: count for name, count in counts.items() if name in WAITS}
+        assert all(each == 0 for each, _ in waits.values()), waits
+        assert sum(rest for _, rest in waits.values()) == 3
 
 
 def test_a_stage_on_the_cpu_and_one_on_the_device(expected, run_config):

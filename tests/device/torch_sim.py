@@ -10,6 +10,7 @@ Counts (`counts()`) are of the whole process since `reset_counts()`:
 | `to_host_blocking`, `to_host_non_blocking`, `to_host_bytes` | copies to the host |
 | `between_devices`, `between_devices_bytes` | copies from one `sim` device to another |
 | `synchronize_stream`, `synchronize_event`, `synchronize_device` | calls of `synchronize` |
+| `synchronize_elsewhere` | those of an event by a thread on another device, where CUDA would open a context |
 | `synchronize_item`, `synchronize_shape` | `Tensor.item()`; operators whose result has a size that depends on numbers |
 """
 
@@ -165,6 +166,12 @@ def set_float64(supported):
 def set_races(are_errors):
     """Whether races raise RuntimeError. They start as no errors if SIM_RACES=0 is in the environment."""
     torch.ops.sim.set_races(are_errors)
+
+
+def set_seed(seed):
+    """Lets copies and synchronisations take random times of up to 3 ms, so that threads meet in another order for each
+    seed; 0: no such times. SIM_SEED in the environment is the first seed."""
+    torch.ops.sim.set_seed(seed)
 
 
 def set_visible(visible):

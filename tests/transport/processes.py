@@ -25,13 +25,13 @@ def group_environment(rank, count, address="127.0.0.1", port=None):
     }
 
 
-def start(count, module, *arguments, process=WarmProcess):
+def start(count, module, *arguments, process=WarmProcess, env=os.environ):
     port = free_port()
     return [
         process(
             module,
             *arguments,
-            env={**os.environ, **group_environment(rank, count, port=port)},
+            env={**env, **group_environment(rank, count, port=port)},
             stdout=subprocess.PIPE,
         )
         for rank in range(count)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinpipe.device.host_copies import host_buffer, to_host
+from thinpipe.device.host_copies import CopyToHost, has_pinned_memory, host_buffer, to_device
 from thinpipe.transport.labels import Label, is_labelled
 from thinpipe.transport.threads import Watcher
 
@@ -42,7 +42,7 @@ class P2PReceiver:
     """Receives the messages of one boundary and direction from a neighbouring stage. Used by the training thread."""
 
     def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, *, name: str, device: torch.device) -> None:
-        """`device`: device to which the caller copies the messages (receive buffers are pinned for CUDA)."""
+        """`device`: device on which the caller gets the messages."""
         self.group, self.peer, self.tag, self.name, self.device = group, peer, tag, name, device
         self.nbytes = self.preposted = 0
         self.received_nbytes, self.waited_seconds = 0, 0.0
@@ -69,7 +69,8 @@ class P2PReceiver:
             self._unposted -= 1
 
     def receive(self, microbatch: int) -> Tensor:
-        """Waits for the message of the next micro-batch. Raises ConnectionError if it cannot be received."""
+        """Waits for the message of the next micro-batch, and returns it on the device. Raises ConnectionError if it
+        cannot be received."""
         assert microbatch == self._received_count, f"micro-batch {microbatch} of {self.name} taken out of order"
         if not self._posted:
             self._unposted += 1
@@ -84,51 +85,77 @@ class P2PReceiver:
         self.received_nbytes += message.numel()
         self._received_count += 1
         self._post()
-        return message
+        return to_device(message, self.device)
 
 
 class P2PSender:
     """Sends the messages of one boundary and direction to a neighbouring stage.
 
-    A watcher thread holds each message until its send has completed. A failed send is raised as ConnectionError by the
-    next `send` or `begin_step`.
+    Messages that have to be copied from the device first are sent by a thread that waits for the copies in order; the
+    training thread does not wait. A failed copy or send is raised as ConnectionError by the next `send` or
+    `begin_step`.
     """
 
-    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, *, name: str) -> None:
-        self.group, self.peer, self.tag, self.name = group, peer, tag, name
-        self._watcher = Watcher(f"sends {name}")
-        self._completed = _CompletedSends()
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, *, name: str, device: torch.device) -> None:
+        """`device`: device of the messages."""
+        self.name = name
+        self._sends = _Sends(group, peer, tag, name)
+        self._copies = Watcher(f"copies {name}") if has_pinned_memory(device) else None
         self._count = self._count_before_step = 0
 
     def begin_step(self) -> None:
         """Waits until all messages that were sent before the previous `begin_step` have left: a slow receiver lets the
         messages of at most two steps queue up."""
-        self._completed.wait_for(self._count_before_step)
+        self._sends.wait_for(self._count_before_step)
         self._count_before_step = self._count
         self._raise_failure()
 
     def send(self, message: Tensor, label: Label, microbatch: int) -> None:
         self._raise_failure()
-        message = to_host(message)
-        attach_label(self.group, self.tag, label, microbatch)
-        work = self.group.send([message], self.peer, self.tag)
+        if self._copies is None:
+            self._sends.start(message.cpu(), label, microbatch)
+        else:
+            copy = CopyToHost(message)
+            self._copies.watch(copy, partial(self._sends.start_copied, copy.host, label, microbatch))
         self._count += 1
-        self._watcher.watch(work, partial(self._completed.add, message))
 
     def _raise_failure(self) -> None:
-        if self._completed.errors:
-            raise ConnectionError(f"could not send {self.name}: {self._completed.errors[0]}")
+        if self._sends.errors:
+            raise ConnectionError(f"could not send {self.name}: {self._sends.errors[0]}")
 
 
-class _CompletedSends:
-    """Number of completed sends, failed ones included. Shared by a sender and its watcher thread, which must hold no
-    reference to the sender."""
+class _Sends:
+    """Sends on one tag, and the number of completed ones, failed ones included. A watcher thread holds each message
+    until its send has completed. Shared by a sender and its threads, which must hold no reference to the sender."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup, peer: int, tag: int, name: str) -> None:
         self.errors: list[Exception] = []
+        self._group, self._peer, self._tag = group, peer, tag
+        self._watcher = Watcher(f"sends {name}")
         self._count, self._changed = 0, threading.Condition()
 
-    def add(self, _message: Tensor, error: Exception | None) -> None:
+    def start(self, message: Tensor, label: Label, microbatch: int) -> None:
+        attach_label(self._group, self._tag, label, microbatch)
+        work = self._group.send([message], self._peer, self._tag)
+        self._watcher.watch(work, partial(self._completed, message))
+
+    def start_copied(self, message: Tensor, label: Label, microbatch: int, error: Exception | None) -> None:
+        """Callback of the thread that waits for copies. After a failure no message is sent: the receiver would take it
+        for the missing one."""
+        if error is None and not self.errors:
+            try:
+                self.start(message, label, microbatch)
+            except Exception as raised:
+                error = raised
+            else:
+                return
+        self._completed(message, error)
+
+    def wait_for(self, count: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._count >= count)
+
+    def _completed(self, _message: Tensor, error: Exception | None) -> None:
         """Callback of the watcher thread; its `_message` argument keeps the tensor alive until the send has
         completed."""
         if error is not None:
@@ -137,7 +164,3 @@ class _CompletedSends:
         with self._changed:
             self._count += 1
             self._changed.notify_all()
-
-    def wait_for(self, count: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._count >= count)

@@ -95,17 +95,15 @@ class EncodedStage(PipelineStage):
         assert group is not None
         places, here = self._group_ranks, self.stage_index
         if not self.is_first and (peer := places[here - 1]) != self.group_rank:
+            forward, backward = (p2p_tag(self.before, forward=forward) for forward in (True, False))
             names = f"states from stage {here - 1}", f"gradients to stage {here - 1}"
-            self.states_in = P2PReceiver(
-                group, peer, p2p_tag(self.before, forward=True), name=names[0], device=self.device
-            )
-            self.gradients_out = P2PSender(group, peer, p2p_tag(self.before, forward=False), name=names[1])
+            self.states_in = P2PReceiver(group, peer, forward, name=names[0], device=self.device)
+            self.gradients_out = P2PSender(group, peer, backward, name=names[1], device=self.device)
         if not self.is_last and (peer := places[here + 1]) != self.group_rank:
-            names = f"gradients from stage {here + 1}", f"states to stage {here + 1}"
-            self.gradients_in = P2PReceiver(
-                group, peer, p2p_tag(self.after, forward=False), name=names[0], device=self.device
-            )
-            self.states_out = P2PSender(group, peer, p2p_tag(self.after, forward=True), name=names[1])
+            forward, backward = (p2p_tag(self.after, forward=forward) for forward in (True, False))
+            names = f"states to stage {here + 1}", f"gradients from stage {here + 1}"
+            self.states_out = P2PSender(group, peer, forward, name=names[0], device=self.device)
+            self.gradients_in = P2PReceiver(group, peer, backward, name=names[1], device=self.device)
 
     @property
     @abstractmethod
@@ -162,7 +160,7 @@ class EncodedStage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, args: tuple[Any, ...], *more: Any, **kwargs: Any) -> Any:
         """The output of the stage, or its encoding for a next stage in this process, which gets what this returns."""
         if self.states_in is not None:
-            self._accept_state(self.states_in.receive(fwd_chunk_id).to(self.device), fwd_chunk_id)
+            self._accept_state(self.states_in.receive(fwd_chunk_id), fwd_chunk_id)
         self.before_forward(fwd_chunk_id, args)
         output = super().forward_one_chunk(fwd_chunk_id, args, *more, **kwargs)
         if not self.is_first:
@@ -206,7 +204,7 @@ class EncodedStage(PipelineStage):
             )
         self._backwards += 1
         if self.gradients_in is not None and self.has_backward:
-            self._accept_gradient(self.gradients_in.receive(bwd_chunk_id).to(self.device), bwd_chunk_id)
+            self._accept_gradient(self.gradients_in.receive(bwd_chunk_id), bwd_chunk_id)
         result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         if not self.is_last and self.has_backward:
             self._release_slots(self.grad_recv_info[bwd_chunk_id])

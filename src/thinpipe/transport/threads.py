@@ -1,4 +1,4 @@
-"""Helper threads for transfers: a timer, and a watcher that waits for c10d works one after the other.
+"""Helper threads for transfers: a timer, and a watcher that waits for works one after the other.
 
 Both are daemon threads: a message that never arrives must not keep a crashed process alive.
 """
@@ -10,8 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-
-import torch.distributed as dist
+from typing import Protocol
 
 
 class Timer:
@@ -56,6 +55,13 @@ class Timer:
                 self._changed.wait(self._due[0][0] - now if self._due else None)
 
 
+class Waitable(Protocol):
+    """A c10d work, or another transfer in flight. `wait` may take the limit of time that the watcher was given."""
+
+    @property
+    def wait(self) -> Callable[..., object]: ...
+
+
 class Watcher:
     """Thread that waits for works in FIFO order and calls back with None or the error when each has ended."""
 
@@ -66,7 +72,7 @@ class Watcher:
         self._thread = threading.Thread(target=_watch, args=arguments, name=f"thinpipe-{name}", daemon=True)
         self._thread.start()
 
-    def watch(self, work: dist.Work, ended: Callable[[Exception | None], None]) -> None:
+    def watch(self, work: Waitable, ended: Callable[[Exception | None], None]) -> None:
         """Enqueues a work; `ended` is called in the watcher thread."""
         self._queue.put((work, ended))
 
@@ -83,7 +89,7 @@ class Watcher:
         self.close()
 
 
-_Watched = queue.SimpleQueue[tuple[dist.Work, Callable[[Exception | None], None]] | None]
+_Watched = queue.SimpleQueue[tuple[Waitable, Callable[[Exception | None], None]] | None]
 
 
 def _watch(watched: _Watched, timeout: tuple[()] | tuple[timedelta]) -> None:
