@@ -14,6 +14,7 @@ from tests.run_fixtures import VOCABULARY
 from tests.train.test_processes import finish, placed, start
 from tests.train.test_trainer import assert_same_checkpoint, events, in_folder, with_steps
 from thinpipe.checkpoint import CheckpointFolder
+from thinpipe.checkpoint.distributed import Saver
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
 from thinpipe.config.run import CheckpointConfig, DataConfig, ParallelismConfig
 from thinpipe.core.errors import UserError
@@ -62,6 +63,28 @@ def test_resume_is_bit_for_bit_the_uninterrupted_run(few_samples, boundary, tmp_
         again, _ = CheckpointFolder(target).newest_complete()
         assert_same_checkpoint(whole, again)
         assert [event.loss for event in events(resumed, Step)] == losses[stop:]
+
+
+@pytest.mark.parametrize(("boundary", "name"), [(EF21, "states.copy_BTW"), (AQSGD, "states.rows")], ids=["ef", "aq"])
+def test_a_copy_that_drifts_from_the_other_end_is_found_when_saving(few_samples, boundary, name, monkeypatch):
+    """One bit of one number of what the receiver keeps, as on a device that decodes differently."""
+    config = replace(few_samples, boundary=boundary)
+    save = Saver.save
+
+    def save_after_a_changed_bit(saver, manifest, layers):
+        if manifest.step == 3:
+            layers["boundary.1.receiver"][name] = drifted = layers["boundary.1.receiver"][name].clone()
+            drifted.view(torch.int32)[0, 0] ^= 1
+        return save(saver, manifest, layers)
+
+    monkeypatch.setattr(Saver, "save", save_after_a_changed_bit)
+    with pytest.raises(UserError, match=f"the two ends of boundary.1 no longer have the same {name} at step 3"):
+        Trainer(config).train()
+    monkeypatch.undo()
+    newest, _ = CheckpointFolder(config.job.dump_folder / "checkpoints").newest_complete()
+    assert newest.manifest.step == 2
+    Trainer(config).train()
+    assert CheckpointFolder(config.job.dump_folder / "checkpoints").newest_complete()[0].manifest.step > 3
 
 
 def test_a_memory_does_not_know_how_many_processes_keep_it(few_samples):

@@ -5,13 +5,14 @@ The process with segment N writes and reads the sender layer of boundary N, the 
 layer, so checkpoints do not depend on the number of processes. Most methods have no state, and no such layers.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
 from thinpipe.boundary.contract import BoundaryMethod, codec_state_parts
 from thinpipe.checkpoint.storage import Checkpoint
 from thinpipe.core.errors import UserError
+from thinpipe.core.hashing import array_sha256
 
 
 def codec_states(methods: Sequence[BoundaryMethod], segments: Collection[int]) -> dict[str, dict[str, Tensor]]:
@@ -35,6 +36,31 @@ def restore_codec_states(checkpoint: Checkpoint, methods: Sequence[BoundaryMetho
             load(checkpoint.layer(layer))
         except UserError as error:
             raise UserError(f"{checkpoint.path}, {layer}: {error}") from None
+
+
+def codec_state_hashes(layers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, str]]:
+    """sha256 of every tensor of the codec state among these layers, by layer and name."""
+    return {
+        layer: {name: array_sha256(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}
+        for layer, tensors in layers.items()
+        if segment_of_codec_state(layer) is not None
+    }
+
+
+def refuse_drift(hashes: Mapping[str, Mapping[str, str]], step: int) -> None:
+    """Raises UserError if the ends of a boundary differ in codec state that both have, such as EF21's copy: then the
+    receiver decodes other numbers than the sender means. `hashes`: as `codec_state_hashes`, of all processes."""
+    for layer, sent in hashes.items():
+        boundary, _, end = layer.rpartition(".")
+        received = hashes.get(f"{boundary}.receiver", {}) if end == "sender" else {}
+        for name in sent.keys() & received.keys():
+            if sent[name] != received[name]:
+                raise UserError(
+                    f"the two ends of {boundary} no longer have the same {name} at step {step}: their devices decode "
+                    "differently. Nothing was saved; go on from the checkpoint before with a feedback that has no copy "
+                    "at both ends (boundary.states.feedback, boundary.gradients.feedback: none or ef), or on devices "
+                    "of one class"
+                )
 
 
 def segment_of_codec_state(layer: str) -> int | None:

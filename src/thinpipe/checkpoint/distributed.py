@@ -15,6 +15,7 @@ import msgspec
 from torch import Tensor
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest
+from thinpipe.checkpoint.codec_state import codec_state_hashes, refuse_drift
 from thinpipe.checkpoint.storage import FileEntry
 from thinpipe.core.errors import OtherProcessError, UserError
 from thinpipe.core.run_folder import step_folder
@@ -43,7 +44,8 @@ class Saver:
 
         Raises OSError in every process if one of them could not write or has non-finite values, which would make the
         checkpoint useless. The checkpoint is then removed, except in a folder that was already committed:
-        `latest_common_checkpoint` ignores that one.
+        `latest_common_checkpoint` ignores that one. Raises UserError in every process if the codec state of a boundary
+        has drifted apart.
         """
         step, files, problem = manifest.step, dict[str, FileEntry](), _not_finite(layers)
         try:
@@ -57,9 +59,18 @@ class Saver:
         except OSError as error:
             problem = str(error)
         self._raise_if_any_failed(step, problem)
-        for announced in self.collectives.all_gather_bytes(msgspec.json.encode(files)):
-            files |= msgspec.json.decode(announced, type=dict[str, FileEntry])
-        files = dict(sorted(files.items()))
+        written = _Written(files=files, codec_states=codec_state_hashes(layers))
+        for announced in self.collectives.all_gather_bytes(msgspec.json.encode(written)):
+            other = msgspec.json.decode(announced, type=_Written)
+            written.files.update(other.files)
+            written.codec_states.update(other.codec_states)
+        files = dict(sorted(written.files.items()))
+        try:
+            refuse_drift(written.codec_states, step)
+        except UserError:
+            if self.is_leader:
+                self.folder.discard(step)
+            raise
         try:
             if self.is_leader:
                 self.folder.commit(manifest, files)
@@ -79,6 +90,14 @@ class Saver:
             if self.is_leader:
                 self.folder.discard(step)
             raise OSError(announced)
+
+
+class _Written(msgspec.Struct, kw_only=True):
+    """What a process has written."""
+
+    files: dict[str, FileEntry]
+    codec_states: dict[str, dict[str, str]]
+    """See `codec_state_hashes`."""
 
 
 def _first_problem(problem: str, collectives: Collectives) -> str:
