@@ -1,6 +1,7 @@
 """Assignments against all that are possible, for small pipelines; and what people are told when there is none."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +14,8 @@ FAST = 1e9
 TRAFFIC = Traffic(forward_nbytes=34, backward_nbytes=32)
 
 
-def machine(name, flops=1e12, memory=10**10, up=FAST, down=FAST):
-    return Machine(name=name, flops=flops, memory_nbytes=memory, up_bps=up, down_bps=down)
+def machine(name, flops=1e12, memory=10**10, up=FAST, down=FAST, excluded=frozenset()):
+    return Machine(name=name, flops=flops, memory_nbytes=memory, up_bps=up, down_bps=down, excluded=excluded)
 
 
 def need(flops=1e9, memory=10**9):
@@ -27,6 +28,8 @@ def slowest(stages, needs, hub_bps, traffic):
     times = [(len(stages) - 1) * (forward + backward) / hub_bps]
     for index, (host, segments) in enumerate(stages):
         if sum(needs[index].memory_nbytes for index in segments) > host.memory_nbytes:
+            return float("inf")
+        if host.excluded.intersection(segments):
             return float("inf")
         times.append(sum(needs[index].flops_per_token for index in segments) / host.flops)
         if index > 0:  # states come in, gradients go out
@@ -51,11 +54,12 @@ def best_of_all(needs, machines, hub_bps, traffic):
 
 machines = st.lists(
     st.builds(
-        lambda flops, memory, up, down: (flops * 1e11, memory * 10**9, up * 1e6, down * 1e6),
+        lambda flops, memory, up, down, excluded: (flops * 1e11, memory * 10**9, up * 1e6, down * 1e6, excluded),
         st.integers(1, 20),
         st.integers(1, 8),
         st.sampled_from([0.05, 0.2, 1, 10]),
         st.sampled_from([0.05, 0.2, 1, 10]),
+        st.one_of(st.just(frozenset()), st.frozensets(st.integers(0, 5), max_size=3)),
     ),
     min_size=1,
     max_size=4,
@@ -169,6 +173,9 @@ def test_everyone_takes_part_if_that_is_wanted_and_possible():
     fewer = make_partition([need()] * 4, hosts, TRAFFIC, use_all_peers=True, max_machines=2, **rates)
     assert {name for name, _ in fewer.stages} == {"fast", "small"}
     assert fewer.standbys == ("slow",)
+    elsewhere = [replace(hosts[0], excluded=frozenset({0})), *hosts[1:]]
+    limited = make_partition([need()] * 4, elsewhere, TRAFFIC, use_all_peers=True, **rates)
+    assert limited.stages == alone.stages, "in their order the slow one would compute segment 0"
     crowd = make_partition([need()] * 2, hosts, TRAFFIC, use_all_peers=True, **rates)
     assert len(crowd.stages) == 2, "no more than there are segments"
 

@@ -19,6 +19,10 @@ class HubSettings:
     """Number of joined peers at which training starts. Further peers become standbys, or replace slower peers."""
     use_all_peers: bool = False
     """Assign segments to every peer, even if fewer peers would be faster, as for small models."""
+    exact: bool = False
+    """Keep the run bit for bit what it would be without any loss: a segment stays with the class of device (kind of
+    processor or card, threads, torch) that computed it first, and the run waits for one of that class. Cards need
+    debug.deterministic. Default: unlike devices may replace each other, and the log says when."""
     address: str | None = None
     """Host name or IP address under which peers reach this machine; part of every invite. Default: the address of the
     network interface with the default route."""
@@ -71,10 +75,15 @@ class JoinConfig:
 
     invite: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INVITE")]
     """Invite (a line that starts with thinpipe2:), or the folder of an earlier join to rejoin its run."""
+    more: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[INVITE ...]")] = ()
+    """Further invites, or folders, for a machine with several cards: one for each card, which becomes a peer of its
+    own."""
     folder: Path | None = None
-    """Folder for this peer's key and its part of the model. Default: joined/<the invite's id>."""
+    """Folder for this peer's key and its part of the model; with several invites, for a folder of each: 0, 1, ...
+    Default: joined/<the invite's id>."""
     name: str = ""
-    """Name of this peer in the run: lower-case letters and digits. Default: chosen by the hub."""
+    """Name of this peer in the run: lower-case letters and digits; with several invites, NAME1, NAME2, ... Default:
+    chosen by the hub."""
     device: str = "auto"
     """Device to compute on: auto, cpu, cuda, cuda:N or mps."""
     memory: str | None = None
@@ -95,6 +104,18 @@ class JoinConfig:
     def __post_init__(self) -> None:
         if self.memory is not None:
             parse_bytes(self.memory)
+
+    def arguments(self, invite: str, device: str, index: int) -> list[str]:
+        """Arguments of a `thinpipe join` of the card `index`, counted from 0, with this invite."""
+        flags = {
+            "--folder": None if self.folder is None else self.folder / str(index),
+            "--name": f"{self.name}{index + 1}" if self.name else None,
+            "--device": device,
+            "--memory": self.memory,
+            "--reconnect-timeout-seconds": self.reconnect_timeout_seconds,
+            "--address": self.address,
+        }
+        return [invite, *(str(part) for flag in flags.items() if flag[1] is not None for part in flag)]
 
     @property
     def memory_nbytes(self) -> int | None:

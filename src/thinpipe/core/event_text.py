@@ -7,6 +7,7 @@ from thinpipe.core.events import (
     BasisChanged,
     CheckpointDamaged,
     CheckpointRepaired,
+    ExactnessLost,
     GenerationEnded,
     GenerationStarted,
     PeerJoined,
@@ -92,6 +93,8 @@ def format_event(event: AnyEvent) -> str:
                 f"{event.reason}: going back from step {event.lost_step} to step {event.step}; the remaining files of "
                 f"step {event.lost_step} are in {event.folder}"
             )
+        case ExactnessLost():
+            return f"no longer bit for bit what an undisturbed run computes: {event.reason}"
 
 
 def _number(value: float | None) -> str:

@@ -8,6 +8,7 @@ import errno
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -37,6 +38,8 @@ class Started(Event, frozen=True, kw_only=True, tag="started"):
     """Width of the model's residual stream; 0 in logs of versions that did not record it."""
     segments: list[list[int]] = []
     """Segment indices of each process."""
+    device_classes: list[str] = []
+    """Class of each process's device (`device.device_class`); empty in logs of versions that did not record it."""
 
 
 class LinkTraffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +169,8 @@ class PeerAssignment(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     segments: list[int]
     device: str = ""
+    device_class: str = ""
+    """What must be alike for equal bits (`device.device_class`); empty: the device does not repeat its own bits."""
     flops: float = 0.0
     """Measured floating-point operations per second."""
     memory_nbytes: int = 0
@@ -270,10 +275,24 @@ class RolledBack(Event, frozen=True, kw_only=True, tag="rolled_back"):
     """Folder with the remaining files of the commit that was given up."""
 
 
+class ExactnessLost(Event, frozen=True, kw_only=True, tag="exactness_lost"):
+    """From this step on the numbers are no longer promised to be those of an undisturbed run; see `core.exactness`."""
+
+    step: int
+    reason: str
+
+
 TrainingEvent = Started | Step | Retried | Skipped | Validated | BasisChanged | Saved | SaveFailed | Stopped
 """Events that a training process writes, or sends to its hub."""
 HubEvent = (
-    GenerationStarted | GenerationEnded | PeerJoined | PeerLeft | CheckpointDamaged | CheckpointRepaired | RolledBack
+    GenerationStarted
+    | GenerationEnded
+    | PeerJoined
+    | PeerLeft
+    | CheckpointDamaged
+    | CheckpointRepaired
+    | RolledBack
+    | ExactnessLost
 )
 """Events that only a hub writes; the hub rejects them from peers."""
 AnyEvent = TrainingEvent | HubEvent
@@ -340,6 +359,14 @@ def read_events_of_any_version(path: Path) -> tuple[list[AnyEvent], int]:
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
     return events, unknown
+
+
+def read_known_events(path: Path) -> Iterator[AnyEvent]:
+    """Like `read_events`, without lines of another schema."""
+    with path.open("rb") as file:
+        for line in file:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):  # ValidationError is a DecodeError
+                yield _DECODER.decode(line)
 
 
 def _ends_with_newline(path: Path) -> bool:

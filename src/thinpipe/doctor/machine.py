@@ -29,7 +29,15 @@ _EXTRAS = {
 def machine_findings(*, swarm: bool, host: bool, device: str) -> list[Finding]:
     """Findings for this machine. `swarm`: it is to connect to a hub; `host`: it is to run one; `device`: the wanted
     device."""
-    return [_python(), _torch(), _devices(device), _threads(), _extras(needed=swarm or host), *_server(host)]
+    return [
+        _python(),
+        _torch(),
+        _devices(device),
+        _device_class(device),
+        _threads(),
+        _extras(needed=swarm or host),
+        *_server(host),
+    ]
 
 
 def missing_extras(names: Iterable[str]) -> list[str]:
@@ -100,6 +108,22 @@ def _devices(wanted: str) -> Finding:
     if unused and wanted == "auto":
         return warning("devices", unused.text, unused.fix)
     return ok("devices", "; ".join(found) or "no GPU: thinpipe uses the CPU")
+
+
+def _device_class(wanted: str) -> Finding:
+    """Devices with the same line compute the same bits."""
+    try:
+        from thinpipe.device.choice import choose_device
+        from thinpipe.device.device_class import deterministic_algorithms, device_class
+
+        device = choose_device(wanted)
+        with deterministic_algorithms(True):
+            found = device_class(device)
+    except Exception as error:  # torch is broken, has no such device, or cannot compute on it
+        return not_checked("device class", str(error))
+    return ok(
+        "device class", f"{found}; machines with the same line compute the same bits (cards: debug.deterministic)"
+    )
 
 
 def _threads() -> Finding:

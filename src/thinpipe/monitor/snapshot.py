@@ -89,5 +89,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     validations: list[tuple[int, float]]
     """Validation loss: (step, loss), downsampled."""
     recoveries: list[Recovery]
+    exactness: str
+    """Whether the run is still bit for bit that of an undisturbed one, in words; empty if unknown."""
     notes: list[Note]
     """Recent events, newest last."""

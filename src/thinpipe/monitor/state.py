@@ -17,6 +17,7 @@ from thinpipe.core.events import (
     Stopped,
     Validated,
 )
+from thinpipe.core.exactness import Exactness
 from thinpipe.core.units import format_duration_ceil
 from thinpipe.monitor.rolling_stats import RollingStats
 from thinpipe.monitor.snapshot import Note, Recovery, Snapshot, StageStatus
@@ -40,11 +41,13 @@ class RunState:
         self._present: dict[str, None] = {}
         self._notes: deque[Note] = deque(maxlen=_NOTES)
         self._recoveries: deque[Recovery] = deque(maxlen=_RECOVERIES)
+        self._exactness = Exactness()
         self._interrupted_by: GenerationEnded | None = None
         """End of the last generation, until a step is finished again."""
 
     def on_event(self, event: AnyEvent) -> None:
         self.last_event_s = event.time_s
+        self._exactness.on_event(event)
         match event:
             case Step():
                 self._stepped(event)
@@ -121,6 +124,7 @@ class RunState:
             curve=self.curve.points,
             validations=self.validations.points,
             recoveries=list(self._recoveries),
+            exactness=printable(self._exactness.in_words()),
             notes=list(self._notes),
         )
 

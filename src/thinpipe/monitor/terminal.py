@@ -30,6 +30,8 @@ def render(snapshot: Snapshot, now_s: float, *, width: int = 100) -> RenderableT
         parts.append(Text.assemble(("loss ", "dim"), line, f" {snapshot.loss or 0.0:.4f}", no_wrap=True))
     if snapshot.stages:
         parts += _rows(snapshot, width)
+    if snapshot.exactness:
+        parts.append(Text(f"numbers: {snapshot.exactness}", "dim"))
     if snapshot.standbys:
         parts.append(Text(f"standby: {', '.join(snapshot.standbys)}", "dim"))
     for note in snapshot.notes[-_NOTES:]:

@@ -24,6 +24,10 @@ class Machine:
     """Bytes that a run may use."""
     up_bps: float
     down_bps: float
+    device_class: str = ""
+    """Class of the device (`core.exactness`); empty: unknown."""
+    excluded: frozenset[int] = frozenset()
+    """Segments that the machine must not compute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +107,22 @@ Order = tuple[int, tuple[int, ...]]
 
 def _reach(seconds: float, needs: Sequence[SegmentNeeds], machine: Machine, shared_nbytes: int) -> list[int]:
     """For every number n of unplaced segments: the first segment of the longest run of segments up to n that the
-    machine can compute within `seconds` and hold in memory; n itself if not even one fits."""
+    machine may compute, can compute within `seconds` and can hold in memory; n itself if not even one fits."""
     flops = list(accumulate((need.flops_per_token for need in needs), initial=0.0))
     memory = list(accumulate((need.memory_nbytes for need in needs), initial=0))
     free_nbytes = machine.memory_nbytes - shared_nbytes
     if free_nbytes < 0:
         return list(range(len(needs) + 1))
+    allowed_from = [0]
+    """For every n: the first segment of the longest run up to n that the machine may compute."""
+    for segment in range(len(needs)):
+        allowed_from.append(segment + 1 if segment in machine.excluded else allowed_from[-1])
     return [
-        max(bisect_left(flops, flops[left] - machine.flops * seconds), bisect_left(memory, memory[left] - free_nbytes))
+        max(
+            bisect_left(flops, flops[left] - machine.flops * seconds),
+            bisect_left(memory, memory[left] - free_nbytes),
+            allowed_from[left],
+        )
         for left in range(len(needs) + 1)
     ]
 
@@ -152,7 +164,8 @@ def spread_over_all(
         further: dict[int, tuple[float, list[int]]] = {}
         for start, (slowest, ends) in best.items():
             for stop in range(start + 1, len(needs) + 1):
-                if memory[stop] - memory[start] + shared_nbytes > machine.memory_nbytes:
+                too_large = memory[stop] - memory[start] + shared_nbytes > machine.memory_nbytes
+                if too_large or stop - 1 in machine.excluded:
                     break
                 seconds = max(slowest, (flops[stop] - flops[start]) / machine.flops)
                 if stop not in further or seconds < further[stop][0]:

@@ -25,6 +25,7 @@ def summary_paragraph(summary: Summary, context: ReportContext) -> str:
                 _losses(summary),
                 _links(summary, context),
                 _faults(summary),
+                f"Compared with an undisturbed run, its numbers are {words}." if (words := summary.exactness) else "",
                 _end(summary),
             ),
         )

@@ -19,6 +19,7 @@ from thinpipe.core.events import (
     Validated,
     read_events_of_any_version,
 )
+from thinpipe.core.exactness import Exactness
 from thinpipe.core.run_folder import events_path
 
 Kind = TypeVar("Kind", Step, Validated, BasisChanged, Skipped, Saved)
@@ -73,6 +74,14 @@ class Summary:
         """Reason why the run stopped after its last start; None if it is running or was killed."""
         last = next((event for event in reversed(self.events) if isinstance(event, Started | Step | Stopped)), None)
         return last.reason if isinstance(last, Stopped) else None
+
+    @property
+    def exactness(self) -> str:
+        """Whether the run is bit for bit that of an undisturbed one, in words; empty if the log does not tell."""
+        found = Exactness()
+        for event in self.events:
+            found.on_event(event)
+        return found.in_words()
 
     @property
     def retried(self) -> list[Retried]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
-import torch
 import torch.distributed as dist
 
 from thinpipe.config.run import RunConfig
@@ -17,6 +16,7 @@ from thinpipe.core.errors import OtherProcessError, RunFailedError, UserError
 from thinpipe.core.events import AnyEvent
 from thinpipe.core.files import write_atomically
 from thinpipe.device.choice import choose_device
+from thinpipe.device.device_class import deterministic_algorithms
 from thinpipe.device.randomness import kept_random_state
 from thinpipe.training.error_file import ERROR_FILE_VARIABLE, ErrorReport
 from thinpipe.training.observer import Observer
@@ -48,7 +48,7 @@ def train(config: RunConfig, observer: Observer, *, in_group: bool) -> None:
     process that the local launcher has started, of a UserError, which the launcher raises.
     """
     with ExitStack() as stack:
-        stack.enter_context(_deterministic_algorithms(config.debug.deterministic))
+        stack.enter_context(deterministic_algorithms(config.debug.deterministic))
         trainer: Trainer | None = None
         try:
             group: dist.ProcessGroup | None = None
@@ -69,23 +69,6 @@ def train(config: RunConfig, observer: Observer, *, in_group: bool) -> None:
         finally:
             if trainer is not None:
                 observer.stop_signal = trainer.stop.signal
-
-
-@contextmanager
-def _deterministic_algorithms(wanted: bool) -> Iterator[None]:
-    """Allows only deterministic algorithms of torch, if `wanted`, and restores the caller's setting."""
-    if not wanted:
-        yield
-        return
-    before, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from thinpipe.core.events import (
 from thinpipe.core.files import write_atomically
 from thinpipe.core.run_folder import checkpoints_path, events_path, settings_path
 from thinpipe.data import Cursor
+from thinpipe.device.device_class import device_class
 from thinpipe.models import ModelConfig
 from thinpipe.optim.lr_schedule import lr_factor
 from thinpipe.training.console import Display, open_display
@@ -294,6 +295,7 @@ class Trainer:
         settings = dump_toml(self.config)
         if self.saver.is_leader:
             write_atomically(settings_path(self.config.job.dump_folder), settings.encode())
+        classes = self.collectives.all_gather_bytes(device_class(self.engine.device).encode())
         started = Started(
             step=self.finished_steps,
             config=settings,
@@ -303,6 +305,7 @@ class Trainer:
             changed=changed,
             dim=self.model_config.dim,
             segments=[self.engine.placement.segments_of(process) for process in range(self.collectives.size)],
+            device_classes=[found.decode() for found in classes],
         )
         self._tell(started)
 

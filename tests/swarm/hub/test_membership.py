@@ -1,10 +1,12 @@
 """Who shall do what next: membership is pure, so time is a number and peers are names."""
 
+import msgspec
 import pytest
 
 from thinpipe.core.errors import UserError
+from thinpipe.core.events import GenerationStarted
 from thinpipe.core.numerics import numerics
-from thinpipe.planning.partition import Partition
+from thinpipe.planning.partition import Partition, SegmentNeeds, Traffic, make_partition
 from thinpipe.swarm.hub.membership import Generation, GenerationEnd, Membership
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
 from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Accusation, Measure, NextRequest
@@ -377,3 +379,78 @@ def test_a_request_from_before_it_was_measured_does_not_make_one_unmeasured():
     ask(membership, "a")
     ask(membership, "a", report=None)
     assert membership.report_of("a") == REPORT
+
+
+def of_class(device_class, flops=1e9):
+    return msgspec.structs.replace(
+        REPORT, processor=msgspec.structs.replace(PROCESSOR, device_class=device_class, flops=flops)
+    )
+
+
+def partition_three(machines, up, down):
+    """Three segments of the same work, as a hub's run partitions them."""
+    needs = [SegmentNeeds(flops_per_token=1e6, memory_nbytes=1)] * 3
+    traffic = Traffic(forward_nbytes=1e-6, backward_nbytes=1e-6)
+    return make_partition(needs, machines, traffic, hub_up_bps=up, hub_down_bps=down)
+
+
+def began(membership):
+    """Records the placing of the current generation, as a hub's run does."""
+    places = [
+        membership.report_of(name).place(name, segments) for name, segments in membership.current.partition.stages
+    ]
+    membership.exactness.on_event(GenerationStarted(generation=membership.last_generation, step=0, peers=places))
+    return [(place.name, place.device_class) for place in places]
+
+
+def regrouped(membership, lost, now=1.0):
+    """Who computes after a peer is lost and the others have asked at once and at `now`."""
+    others = [name for name in membership.current.names if name != lost]
+    number = membership.last_generation
+    membership.drop_peer(lost, "lost")
+    for at in (0.0, now):
+        for name in others:
+            ask(membership, name, now=at, report=membership.report_of(name), left_generation=number)
+    return None if membership.current is None else began(membership)
+
+
+def run_of(exact, *classes, flops=()):
+    membership = make_membership(3, partition_three, exact=exact)
+    for index, each in enumerate(classes):
+        ask(membership, f"p{index}", report=of_class(each, *flops[index : index + 1]))
+    began(membership)
+    return membership
+
+
+def test_an_exact_run_waits_for_a_device_of_the_lost_class():
+    membership = run_of(True, "x", "y", "y")
+    ask(membership, "spare", report=of_class("z", flops=1e12))
+    assert "its device does not compute the same bits" in membership.wait_reason("spare")
+    assert regrouped(membership, "p0") is None, "the segment of x waits, although patience with too few is over"
+    assert ask(membership, "p1", now=1e6, report=of_class("y"), left_generation=1)[1] is None
+    assert "hub.exact keeps segments on the class of device that computed them" in membership.waits_for
+    assert ask(membership, "late", now=1e6, report=of_class("x"))[1] is not None
+    assert ("late", "x") in began(membership)
+    assert membership.exactness.lost is None
+
+
+def test_an_exact_run_moves_segments_among_devices_of_one_class():
+    membership = run_of(True, "x", "y", "y")
+    assert regrouped(membership, "p1", now=1e6) == [("p2", "y"), ("p0", "x")]
+    assert membership.exactness.lost is None
+
+
+def test_an_exact_run_takes_no_device_that_does_not_repeat_its_bits():
+    membership = make_membership(2, partition_three, exact=True)
+    for name, each in (("a", "x"), ("b", ""), ("c", "x")):
+        ask(membership, name, report=of_class(each))
+    assert sorted(membership.current.names) == ["a", "c"]
+
+
+@pytest.mark.parametrize(("speed", "taken"), [(1.1e9, "like"), (1e10, "unlike")])
+def test_other_runs_prefer_a_device_of_the_class_unless_another_is_much_faster(speed, taken):
+    membership = run_of(False, "x", "x", "x")
+    ask(membership, "like", report=of_class("x"))
+    ask(membership, "unlike", report=of_class("y", flops=speed))
+    names = dict(regrouped(membership, "p0"))
+    assert (taken in names, membership.exactness.lost is None) == (True, taken == "like")

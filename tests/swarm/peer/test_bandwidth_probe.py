@@ -108,9 +108,13 @@ def test_a_report_survives_its_way_to_the_hub_and_nonsense_does_not():
     sent = msgspec.msgpack.encode(report())
     assert msgspec.msgpack.decode(sent, type=MachineReport) == report()
     assert report().machine("p0").down_bps == 8e7
+    colours = report(processor=msgspec.structs.replace(report().processor, device_class="\x1b[31mcpu"))
+    assert colours.place("p0", [0]).device_class == colours.machine("p0").device_class == " [31mcpu"
     nonsense = [msgspec.structs.replace(report(), up_bps=0.0), msgspec.structs.replace(report(), latency_s=-1.0)]
     texts = [msgspec.msgpack.encode(bad) for bad in nonsense]
     texts += [sent.replace(msgspec.msgpack.encode(2e7), msgspec.msgpack.encode(bad)) for bad in (float("nan"), 1e400)]
+    far_too_long = msgspec.structs.replace(report().processor, device_class="x" * 201)
+    texts.append(msgspec.msgpack.encode(msgspec.structs.replace(report(), processor=far_too_long)))
     for bad in texts:
         assert bad != sent
         with pytest.raises(msgspec.ValidationError):

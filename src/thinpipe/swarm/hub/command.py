@@ -59,6 +59,7 @@ def host(config: HubConfig, console: Console, begin: Begin) -> int:
             public_url=f"tls://{_in_url(hub_settings.address or own_address())}:{broker.port}",
             peers=hub_settings.peers,
             hub_bps=hub_settings.bps,
+            exact=hub_settings.exact,
             patience_seconds=hub_settings.patience_seconds,
             heartbeat_timeout_seconds=hub_settings.heartbeat_timeout_seconds,
             stall_factor=hub_settings.stall_factor,

@@ -85,6 +85,8 @@ class Generations:
             partitioner=run_host.make_partition,
             hub_bps=settings.hub_bps or self._link_file.read(),
             patience_seconds=settings.patience_seconds,
+            exactness=run_host.exactness,
+            exact=settings.exact,
             last_generation=self._generation_file.read(),
         )
         self.heartbeats = Heartbeats(settings.heartbeat_timeout_seconds)

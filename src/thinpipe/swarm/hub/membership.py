@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from thinpipe.core.errors import UserError
+from thinpipe.core.exactness import Exactness
 from thinpipe.planning.partition import Machine, Partition
+from thinpipe.swarm.hub.like_devices import like_machines, prefer_like
 from thinpipe.swarm.protocol.machine_report import MachineReport
 from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Measure, NextRequest
 
@@ -91,6 +93,10 @@ class Membership:
     all peers. Once known they do not change."""
     patience_seconds: float = 60.0
     """Seconds that later generations wait for missing peers."""
+    exactness: Exactness = field(default_factory=Exactness)
+    """Classes of the devices that have computed each segment."""
+    exact: bool = False
+    """True: only devices of these classes may compute; see `HubOptions.exact`."""
     last_generation: int = 0
     """Number of the newest generation; 0: none yet."""
     current: Generation | None = None
@@ -219,7 +225,7 @@ class Membership:
         if generation is None or len(generation.names) >= self.wanted or len(self._machines) <= len(generation.names):
             return None
         try:
-            stages = self.partitioner(self._machines, *self.hub_rates).stages
+            stages = self._make_partition(self._machines).stages
         except UserError:
             return None
         new = [name for name, _ in stages if name not in generation.names]
@@ -239,8 +245,15 @@ class Membership:
 
     @property
     def _machines(self) -> list[Machine]:
-        """Machines of all measured peers."""
-        return [peer.report.machine(name) for name, peer in self._peers.items() if peer.report is not None]
+        """Machines of all measured peers that may compute."""
+        machines = [peer.report.machine(name) for name, peer in self._peers.items() if peer.report is not None]
+        return like_machines(machines, self.exactness) if self.exact else machines
+
+    def _make_partition(self, machines: Sequence[Machine]) -> Partition:
+        def partition(among: Sequence[Machine]) -> Partition:
+            return self.partitioner(among, *self.hub_rates)
+
+        return partition(machines) if self.exact else prefer_like(machines, self.exactness, partition)
 
     def next_for(self, name: str, now: float) -> Generation | Measure | None:
         """What the peer does next: compute in a generation or measure. None: it waits."""
@@ -302,7 +315,7 @@ class Membership:
         if self._still_uploading and waited < MAX_UPLOAD_SECONDS:
             return False
         if self.last_generation == 0:
-            return measured >= self.wanted and measured == len(self._peers)
+            return measured >= self.wanted and all(peer.report is not None for peer in self._peers.values())
         computed = self.wanted if self.latest is None else len(self.latest.names)
         return measured >= min(self.wanted, computed) or waited >= self.patience_seconds
 
@@ -331,9 +344,10 @@ class Membership:
         if self._infeasible_for == (machines, self.hub_rates):
             return None
         try:
-            partition = self.partitioner(machines, *self.hub_rates)
+            partition = self._make_partition(machines)
         except UserError as error:
-            self.problem, self._infeasible_for = str(error), (machines, self.hub_rates)
+            exact = "; hub.exact keeps segments on the class of device that computed them" if self.exact else ""
+            self.problem, self._infeasible_for = f"{error}{exact}", (machines, self.hub_rates)
             return None
         self.problem, self._infeasible_for = "", None
         self.last_generation += 1
@@ -360,6 +374,8 @@ class Membership:
         """Why this peer has to wait, in words."""
         if self.problem:
             return self.waits_for
+        if self.exact and name not in {machine.name for machine in self._machines} and self.report_of(name) is not None:
+            return f"{name} waits: hub.exact is set, and its device does not compute the same bits as those of this run"
         if self.current is not None:
             fewer = ", or after the next commit" if len(self.current.names) < self.wanted else ""
             return f"{name} is a standby: it replaces the next peer that leaves or is lost{fewer}"

@@ -19,6 +19,8 @@ class HubOptions:
     hub_bps: tuple[float, float] | None = None
     """Uplink and downlink rates of the hub in bits per second; None: the sum of the rates that all peers measure
     at the same time."""
+    exact: bool = False
+    """True: a segment is computed by devices of the class that computed it first, or by none."""
     patience_seconds: float = 60.0
     """Seconds that a later generation waits for as many peers as computed before, and that a repair (fetching lost
     files of the newest checkpoint from peers) waits for absent peers."""

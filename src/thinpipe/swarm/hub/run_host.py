@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from thinpipe.core.events import AnyEvent, RolledBack
+from thinpipe.core.exactness import Exactness
 from thinpipe.core.numerics import Numerics
 from thinpipe.planning.partition import Machine, Partition
 from thinpipe.swarm.hub.membership import Generation
@@ -44,6 +45,9 @@ class RunHost(Protocol):
 
     numerics: Numerics
     """Numerics and torch version of the hub, which all peers must share."""
+
+    exactness: Exactness
+    """Whether the run is still bit for bit that of an undisturbed one."""
 
     measure: Measure
     """The `Measure` message for peers without a report."""

@@ -345,6 +345,7 @@ class Hub:
             hub_bps=membership.hub_rates if peers else (0.0, 0.0),
             progress=dict(self.run_host.progress),
             commit_summary=self.run_host.commit_summary,
+            exactness=self.run_host.exactness.in_words(),
             time_s=time.time(),
         )
 

@@ -17,7 +17,9 @@ from thinpipe.checkpoint.storage import is_layer_file, layer_of
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import DECODE_ERRORS, UserError
+from thinpipe.core.event_text import format_event_line
 from thinpipe.core.events import AnyEvent, RolledBack, SaveFailed, Step, Stopped
+from thinpipe.core.exactness import exactness_of
 from thinpipe.core.files import write_atomically
 from thinpipe.core.hashing import text_sha256
 from thinpipe.core.numerics import numerics
@@ -78,6 +80,7 @@ class TrainingHost:
         self.state_nbytes = [cost.state_nbytes for cost in costs]
         self.shared_nbytes = shared_nbytes(self.model, config)
         self.traffic = message_sizes(self.model, config).traffic(config)
+        self.exactness = exactness_of(events_path(config.job.dump_folder))
         self._delayed_events = DelayedEvents(events_path(config.job.dump_folder), self._report_log_problem)
         self.tokenizer = _tokenizer_files(self.source.tokenizer_folder)
         self.source.save_tokenizer(config.job.dump_folder)
@@ -349,6 +352,9 @@ class TrainingHost:
             self._stopped = event.reason
         self.display.show(event)
         self._delayed_events.write(event)
+        if (lost := self.exactness.on_event(event)) is not None:
+            self._notices.append(format_event_line(lost))
+            self._delayed_events.write(lost)
 
     def _report_log_problem(self, reason: str) -> None:
         self.display.show(SaveFailed(step=self.committed if self._step is None else self._step.step, reason=reason))

@@ -29,6 +29,7 @@ from thinpipe.core.folder_lock import run_lock
 from thinpipe.core.numerics import numerics
 from thinpipe.core.program_output import log_to_file, plain_console
 from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
+from thinpipe.device.device_class import deterministic_algorithms
 from thinpipe.swarm.peer.bandwidth_probe import measure_latency, measure_rates
 from thinpipe.swarm.peer.file_transfer import push
 from thinpipe.swarm.peer.identity import Identity, accept_invite, load_identity
@@ -237,9 +238,9 @@ class PeerProcess:
             self.concurrent = rates.up_bps, rates.down_bps
             return
         self._print_once("measuring the speed of this machine and of its link to the hub")
-        processor = measure_machine(
-            self._settings(wanted.settings), dim=wanted.dim, memory_limit_nbytes=self.config.memory_nbytes
-        )
+        config = self._settings(wanted.settings)
+        with deterministic_algorithms(config.debug.deterministic):
+            processor = measure_machine(config, dim=wanted.dim, memory_limit_nbytes=self.config.memory_nbytes)
         rates, latency = measure_rates(connection), measure_latency(connection)
         self.report = MachineReport(
             processor=processor,
@@ -300,7 +301,7 @@ class PeerProcess:
                 group = open_nats_group(
                     connection, assignment.names, origin, timeout=timeout, incarnations=assignment.incarnations
                 )
-            with self._local_disk_errors():
+            with self._local_disk_errors(), deterministic_algorithms(config.debug.deterministic):
                 trainer = Trainer(config, group, remote_run)
                 self.stop_reason = trainer.train()
         except PoisonedError as error:

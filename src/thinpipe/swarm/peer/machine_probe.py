@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from thinpipe.config.run import RunConfig
 from thinpipe.device.choice import choose_device, synchronise
+from thinpipe.device.device_class import device_class
 from thinpipe.device.memory import device_name, usable_nbytes
 from thinpipe.swarm.protocol.machine_report import ProcessorReport
 
@@ -38,6 +39,7 @@ def measure_machine(
     )
     return ProcessorReport(
         device=device_name(device),
+        device_class=device_class(device),
         threads=torch.get_num_threads(),
         flops=flops,
         memory_nbytes=usable_nbytes(device, memory_limit_nbytes),

@@ -21,6 +21,8 @@ class ProcessorReport(msgspec.Struct, frozen=True, kw_only=True):
 
     device: ShortText
     """Vendor's name of the device."""
+    device_class: ShortText = ""
+    """What must be alike for equal bits (`device.device_class`); empty: the device does not repeat its own bits."""
     threads: Annotated[int, msgspec.Meta(ge=1)]
     """Number of CPU threads that torch uses."""
     flops: PositiveFloat
@@ -66,6 +68,7 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
             memory_nbytes=self.processor.memory_nbytes,
             up_bps=self.up_bps,
             down_bps=self.down_bps,
+            device_class=sanitize(self.processor.device_class),
         )
 
     def place(self, name: str, segments: Sequence[int]) -> PeerAssignment:
@@ -74,6 +77,7 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
             name=name,
             segments=list(segments),
             device=sanitize(self.processor.device),
+            device_class=sanitize(self.processor.device_class),
             flops=self.processor.flops,
             memory_nbytes=self.processor.memory_nbytes,
             up_bps=self.up_bps,

@@ -46,6 +46,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Hub's clock, in seconds since 1970; 0: unknown."""
     commit_summary: str = ""
     """Commit interval and the amount of work that can be lost, in words."""
+    exactness: str = ""
+    """Whether the run is still bit for bit that of an undisturbed one, in words; empty before the first generation."""
 
 
 def render(status: Status) -> "RenderableType":
@@ -68,6 +70,8 @@ def render(status: Status) -> "RenderableType":
         )
     if status.commit_summary:
         lines.append(status.commit_summary)
+    if status.exactness:
+        lines.append(f"numbers: {status.exactness}")
     if status.bottleneck:
         lines.append(f"slowest part: {status.bottleneck}")
     up, down = status.hub_bps
