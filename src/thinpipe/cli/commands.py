@@ -33,7 +33,7 @@ VERBS: dict[str, Verb] = {
     "plan": Verb(PlanConfig, "thinpipe.cli.plan:run", starts_with_file=True),
     "train": Verb(RunConfig, "thinpipe.cli.train:run", starts_with_file=True),
     "hub": Verb(HubConfig, "thinpipe.swarm.hub.command:run", starts_with_file=True, swarm=True),
-    "join": Verb(JoinConfig, "thinpipe.swarm.peer.join:run", swarm=True),
+    "join": Verb(JoinConfig, "thinpipe.swarm.peer.cards:run", swarm=True),
     "up": Verb(UpConfig, "thinpipe.swarm.local:up", starts_with_file=True, swarm=True),
     "status": Verb(StatusConfig, "thinpipe.cli.hub_commands:status", swarm=True),
     "watch": Verb(WatchConfig, "thinpipe.cli.watch:run"),

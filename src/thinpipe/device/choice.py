@@ -30,6 +30,19 @@ def choose_device(name: str) -> torch.device:
     return torch.device(wanted.type, index)
 
 
+def one_accelerator_each(name: str, count: int) -> list[torch.device]:
+    """The first `count` accelerators of this machine. Raises UserError if there are fewer, or if `name` is the name of
+    one device."""
+    kind, there = accelerator_type(), accelerator_count()
+    if name not in ("auto", kind) or count > there:
+        raise UserError(
+            f"{count} invites are for {count} cards, and --device {name} has {there if name in ('auto', kind) else 1} "
+            "here: pass one invite for each card, and no number in --device"
+        )
+    assert kind is not None
+    return [torch.device(kind, index) for index in range(count)]
+
+
 def accelerator_type() -> str | None:
     """Type of the accelerator of this machine, for example cuda; None if there is none."""
     found = torch.accelerator.current_accelerator(check_available=True)

@@ -1,0 +1,133 @@
+"""`thinpipe join`: in this process for one invite; for several, one process for each, which lends a card of its own.
+
+A child is a peer like any other: it has its own invite, key, folder and lock, as if its card were in another machine.
+The standard input of a child is a pipe that this process holds. The child leaves its run in order when this process
+asks for that (Ctrl+C), and when the pipe closes because this process was killed. A child that ends is not started
+again: the others go on.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import IO
+
+from rich.console import Console
+
+from thinpipe.config.hub import JoinConfig
+from thinpipe.core.program_output import plain_console
+from thinpipe.device.choice import one_accelerator_each
+from thinpipe.swarm.protocol.messages import EXIT_TEMPFAIL
+from thinpipe.training.graceful_shutdown import StopRequest
+
+_CHILD_VARIABLE = "THINPIPE_JOIN_CHILD"
+"""Environment variable of a child: its standard input says when to leave."""
+_POLL_SECONDS = 0.1
+
+
+def run(config: JoinConfig) -> int:
+    """Exit code as of `join.run`; of several processes, that of the first that failed, or 1 if a signal ended it."""
+    if config.more:
+        return _lend(config)
+    from thinpipe.swarm.peer import join
+
+    if _CHILD_VARIABLE in os.environ:
+        _leave_with_parent()
+    return join.run(config)
+
+
+def _lend(config: JoinConfig) -> int:
+    console, invites = plain_console(), (config.invite, *config.more)
+    devices = [str(device) for device in one_accelerator_each(config.device, len(invites))]
+    console.print(f"lending {len(devices)} cards, each as a peer: {', '.join(devices)}; Ctrl+C leaves the run with all")
+    children = list[_Child]()
+    with StopRequest() as stop:
+        try:
+            for index, (invite, device) in enumerate(zip(invites, devices, strict=True)):
+                arguments = config.arguments(invite, device, index)
+                children.append(_Child(device, _start(arguments), console))
+            asked = False
+            while any(child.process.poll() is None for child in children):
+                if stop.requested and not asked:
+                    asked = True
+                    for child in children:
+                        child.ask_to_leave()
+                time.sleep(_POLL_SECONDS)
+        finally:  # a second Ctrl+C, or an error
+            for child in children:
+                child.process.kill()
+                child.reader.join()
+    codes = [child.exit_code() for child in children]
+    failed = [code for code in codes if code not in (0, EXIT_TEMPFAIL)]
+    return (1 if failed[0] < 0 else failed[0]) if failed else max(codes)
+
+
+def _start(arguments: list[str]) -> "subprocess.Popen[str]":
+    """In a process group of its own, so that Ctrl+C reaches the parent alone."""
+    command = [sys.executable, "-m", "thinpipe", "join", *arguments]
+    environment = {**os.environ, _CHILD_VARIABLE: "1", "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        command,
+        env=environment,
+        text=True,
+        errors="replace",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=None if sys.platform == "win32" else 0,
+        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+    )
+
+
+@dataclass
+class _Child:
+    """Process of one card."""
+
+    device: str
+    process: "subprocess.Popen[str]"
+    console: Console
+
+    def __post_init__(self) -> None:
+        assert self.process.stdout is not None
+        self.reader = threading.Thread(target=self._print, args=(self.process.stdout,), daemon=True)
+        self.reader.start()
+
+    def _print(self, output: IO[str]) -> None:
+        """Prints what the process prints, with its device before each line, and how it ended."""
+        for line in output:
+            self.console.print(f"{self.device}: {line.rstrip()}")
+        code = self.process.wait()
+        if code not in (0, EXIT_TEMPFAIL):
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            self.console.print(f"{self.device}: its process {how}; other cards go on")
+
+    def ask_to_leave(self) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write("leave\n")
+            self.process.stdin.close()
+        except OSError:  # the process has ended
+            pass
+
+    def exit_code(self) -> int:
+        return self.process.wait()
+
+
+def _leave_with_parent() -> None:
+    """Interrupts this process, as Ctrl+C does, when the parent asks for that or has ended."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores the signal
+
+    def wait() -> None:
+        if not os.read(0, 1):  # the parent has ended, and nobody reads what this process prints
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+        if sys.platform == "win32":
+            signal.raise_signal(signal.SIGINT)
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait, name="waits for the parent", daemon=True).start()
