@@ -74,7 +74,9 @@ def running_hub(config, peers=("p0", "p1"), **settings):
 
 
 def report(flops=1e9, memory_nbytes=1 << 40):
-    processor = ProcessorReport(device="cpu", threads=1, flops=flops, memory_nbytes=memory_nbytes)
+    processor = ProcessorReport(
+        device="cpu", device_class="cpu: one of a kind", threads=1, flops=flops, memory_nbytes=memory_nbytes
+    )
     return MachineReport(processor=processor, up_bps=1e9, down_bps=1e9, latency_s=0.01, versions={})
 
 

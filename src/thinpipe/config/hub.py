@@ -75,7 +75,7 @@ class JoinConfig:
 
     invite: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INVITE")]
     """Invite (a line that starts with thinpipe2:), or the folder of an earlier join to rejoin its run."""
-    more: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[INVITE ...]")] = ()
+    more: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[MORE ...]")] = ()
     """Further invites, or folders, for a machine with several cards: one for each card, which becomes a peer of its
     own."""
     folder: Path | None = None
