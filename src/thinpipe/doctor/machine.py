@@ -111,7 +111,7 @@ def _devices(wanted: str) -> Finding:
 
 
 def _device_class(wanted: str) -> Finding:
-    """Devices with the same line compute the same bits."""
+    """Devices of one class compute the same bits."""
     try:
         from thinpipe.device.choice import choose_device
         from thinpipe.device.device_class import deterministic_algorithms, device_class
@@ -121,9 +121,7 @@ def _device_class(wanted: str) -> Finding:
             found = device_class(device)
     except Exception as error:  # torch is broken, has no such device, or cannot compute on it
         return not_checked("device class", str(error))
-    return ok(
-        "device class", f"{found}; machines with the same line compute the same bits (cards: debug.deterministic)"
-    )
+    return ok("device class", f"{found}; devices of one class compute the same bits (cards: with debug.deterministic)")
 
 
 def _threads() -> Finding:
