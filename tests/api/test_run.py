@@ -141,12 +141,12 @@ def test_a_handler_that_python_cannot_restore_is_left_alone(run_config, parallel
     assert installed == []
 
 
-def test_a_run_leaves_torch_as_it_found_it(run_config):
+def test_a_run_leaves_torch_as_it_found_it(gpt2_config):
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         before = torch.get_rng_state()
         for deterministic in (False, True):
-            thinpipe.train(run_config, quiet=True, training={"steps": 4}, debug={"deterministic": deterministic})
+            thinpipe.train(gpt2_config, quiet=True, training={"steps": 4}, debug={"deterministic": deterministic})
             assert torch.equal(torch.get_rng_state(), before)
             assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:

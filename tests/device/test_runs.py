@@ -13,6 +13,7 @@ from tests.device.transfers import measure
 from tests.programs import steps_of, train_with_hub
 from tests.train.test_processes import ENVIRONMENT, finish, placed, start
 from tests.transport.processes import free_port, group_environment
+from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.config.link import LinkConfig
 from thinpipe.training.trainer import Trainer
 
@@ -110,6 +111,15 @@ def test_processes_need_no_float64_on_the_device(expected, run_config):
     code, printed = finish(start(config, ENVIRONMENT | environment(SIM_NO_F64=1)))
     assert code == 0, printed
     assert numbers(config) == expected
+
+
+def test_dropout_and_rounding_are_those_of_the_cpu(gpt2_config):
+    config = replace(gpt2_config, boundary=BoundaryConfig(forward="int8", backward="int4"))
+    whole, split = on("cpu", config, "whole"), on("sim", placed(config, 2, "any"), "split")
+    Trainer(whole).train()
+    code, printed = finish(start(split, ENVIRONMENT | environment(SIM_NO_F64=1)))
+    assert code == 0, printed
+    assert numbers(split) == numbers(whole)
 
 
 @pytest.mark.parametrize("devices", [("sim", "cpu"), ("cpu", "sim")], ids=" to ".join)

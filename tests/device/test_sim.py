@@ -3,6 +3,7 @@
 import copy
 import io
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,9 +24,9 @@ def train(config, device, *, steps=3, fused=True, autocast=False):
     model.set_execution(ExecutionConfig(autocast_bf16=autocast))
     optimizer = RowwiseAdamW(model.parameters(), lr=1e-2, fused=fused)
     ids, losses = IDS.to(device), []
-    for _ in range(steps):
+    for step in range(steps):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(ids).float().flatten(0, 1), ids.roll(-1, 1).flatten())
+        loss = F.cross_entropy(model(ids, dropout_seed=step).float().flatten(0, 1), ids.roll(-1, 1).flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -34,7 +35,7 @@ def train(config, device, *, steps=3, fused=True, autocast=False):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("config", [LLAMA, GPT2, replace(GPT2, dropout=0.1)], ids=["llama", "gpt2", "dropout"])
 def test_a_model_trains_as_on_the_cpu_bit_for_bit(sim, config, fused):
     losses, parameters = train(config, "sim", fused=fused)
     expected_losses, expected = train(config, "cpu", fused=fused)

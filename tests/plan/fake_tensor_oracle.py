@@ -163,7 +163,7 @@ def _saved_nbytes(
             received = torch.zeros(batch, tokens, segment.config.state_width, dtype=dtype, requires_grad=True)
             state = received if segment.first is None else None
             with saved_tensors_hooks(save, lambda tensor: tensor):
-                out: Tensor = functional_call(segment, own, (ids_BW[:, :-1], state))
+                out: Tensor = functional_call(segment, own, (ids_BW[:, :-1], state), {"dropout_seed": 0})
                 loss = out if segment.last is None else token_losses(out, ids_BW).mean()
             for tensor in own.values():
                 saved.pop(tensor.untyped_storage()._cdata, None)

@@ -29,8 +29,8 @@ def train(
 
     With `parallelism.pipeline_parallel_degree` 1 the run is computed in this process; otherwise by processes that this
     one starts, or by those that `torchrun` has started. There each process calls `train`; a program that does so more
-    than once opens a gloo process group itself, which all its runs use and leave open. A run in this process leaves
-    torch's random number generators as it found them, but other threads share them while it goes on.
+    than once opens a gloo process group itself, which all its runs use and leave open. A run does not use torch's
+    global random number generators.
 
     In the main thread the first Ctrl+C or SIGTERM ends the run with a checkpoint (`stop_reason` "signal"). Then `train`
     raises KeyboardInterrupt after Ctrl+C, and after SIGTERM sends the signal again, to the handler that was there

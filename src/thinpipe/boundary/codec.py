@@ -42,7 +42,7 @@ class Codec:
         message = MessageId(seed=self._seed, step=self._encoded, microbatch=0, boundary=0)
         self._encoded += 1
         context = MessageContext(
-            training=True, uniform=(lambda size: message.uniform(size, "codec")) if self._stochastic else None
+            training=True, uniform=(lambda like: message.uniform(like, "codec")) if self._stochastic else None
         )
         return unshared(self._checked(self._direction.encode(values_BTW.float(), context)), values_BTW)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from thinpipe.boundary.formats import UniformSampler
 from thinpipe.boundary.packing import pack_ids, unpack_ids
 from thinpipe.boundary.sizes import MessageSize
-from thinpipe.core.seeds import derive_seed
+from thinpipe.device.counter_random import uniform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,9 @@ class MessageId:
     training: bool = True
     """False in validation, which never changes codec state."""
 
-    def uniform(self, shape: torch.Size, direction: str) -> Tensor:
-        """Uniform random numbers in [0, 1), drawn on the CPU: identical on every device and in every process."""
-        words = (self.seed, self.step, self.microbatch, self.boundary, direction)
-        generator = torch.Generator().manual_seed(derive_seed(*words))
-        return torch.rand(shape, generator=generator)
+    def uniform(self, like: Tensor, direction: str) -> Tensor:
+        """Uniform random numbers in [0, 1), one per element of `like`: identical on every device, in every process."""
+        return uniform(like, self.seed, self.step, self.microbatch, self.boundary, direction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,10 +155,11 @@ class BoundaryMethod:
         return self.gradients.decode(data, self._backward(message_id)).to(self.shape.dtype)
 
     def _backward(self, message_id: MessageId, kept_indices: Tensor | None = None) -> MessageContext:
-        def uniform(shape: torch.Size) -> Tensor:
-            return message_id.uniform(shape, "backward")
-
-        return MessageContext(training=message_id.training, uniform=uniform, kept_indices=kept_indices)
+        return MessageContext(
+            training=message_id.training,
+            uniform=lambda like: message_id.uniform(like, "backward"),
+            kept_indices=kept_indices,
+        )
 
     @torch.no_grad()
     def pack_forward(self, ids_BW: Tensor, state: Tensor, message_id: MessageId) -> Tensor:

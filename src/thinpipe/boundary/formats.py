@@ -14,9 +14,9 @@ from torch import Tensor
 from thinpipe.boundary.packing import pack_nibbles, unpack_nibbles
 from thinpipe.boundary.sizes import ROW_SIZES, RowSize
 
-UniformSampler = Callable[[torch.Size], Tensor]
-"""Function from a shape to random numbers in [0, 1), for stochastic rounding. Where None is passed instead, values are
-rounded to nearest."""
+UniformSampler = Callable[[Tensor], Tensor]
+"""Function from a tensor to random numbers in [0, 1) of its shape and on its device, for stochastic rounding. Where
+None is passed instead, values are rounded to nearest."""
 
 
 class NumberFormat(Protocol):
@@ -69,7 +69,7 @@ class IntegerFormat:
         values_NW = values_NW.float()
         scale_N1 = round_up_to_bf16(values_NW.abs().amax(1, keepdim=True) / self.largest)
         steps_NW = values_NW / torch.where(scale_N1 == 0, 1.0, scale_N1.float())
-        whole_NW = steps_NW.round() if uniform is None else (steps_NW + uniform(steps_NW.shape).to(steps_NW)).floor()
+        whole_NW = steps_NW.round() if uniform is None else (steps_NW + uniform(steps_NW)).floor()
         integers_NW = whole_NW.clamp(-self.largest, self.largest).to(torch.int8)
         packed = integers_NW.view(torch.uint8) if self.bits == 8 else pack_nibbles(integers_NW)
         return torch.cat((scale_N1.view(torch.uint8), packed), dim=1)

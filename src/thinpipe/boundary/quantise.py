@@ -32,9 +32,7 @@ class Quantise(Compressor):
         minimum = -round_up_to_bf16(-tiles.amin(2, keepdim=True))
         step = round_up_to_bf16((tiles.amax(2, keepdim=True) - minimum.float()) / self.levels)
         levels = (tiles - minimum.float()) / torch.where(step == 0, 1.0, step.float())
-        whole = (
-            levels.round() if context.uniform is None else (levels + context.uniform(levels.shape).to(levels)).floor()
-        )
+        whole = levels.round() if context.uniform is None else (levels + context.uniform(levels)).floor()
         integers = whole.clamp(0, self.levels).to(torch.int64).flatten(1)[:, : self.shape.tokens * self.shape.width]
         ranges = torch.cat((minimum, step), dim=2).flatten().view(torch.uint8)
         return torch.cat((ranges, pack_bits(integers.reshape(1, -1), self.bits).flatten()))

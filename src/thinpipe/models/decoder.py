@@ -6,6 +6,7 @@ stream is dense or in a subspace: the space makes the layers that write to it.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from thinpipe.config.model import ModelConfig, RopeScaling
 from thinpipe.config.model_family import MLPKind, NormKind
 from thinpipe.config.parameter_shapes import attention_widths
+from thinpipe.device.counter_random import dropout
 from thinpipe.models.kv_cache import LayerKVCache, attend
 from thinpipe.subspace import Space, Stream
 
@@ -76,20 +78,41 @@ class Rotary(nn.Module):
         return x_BNTH * cosines_TH + torch.cat((-right, left), dim=-1) * sines_TH
 
 
+class Dropout(nn.Module):
+    """Dropout whose masks are a function of a seed and the name of the layer: equal on every device, and when a block
+    is computed again in the backward pass. Off in evaluation and at rate 0."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.rate: float = config.spec.dropout(config)
+
+    @property
+    def is_on(self) -> bool:
+        return self.training and self.rate > 0
+
+    def forward(self, x: Tensor, seed: int | None, layer: str) -> Tensor:
+        """Raises ValueError without a seed."""
+        if not self.is_on:
+            return x
+        if seed is None:
+            raise ValueError("dropout is on: pass dropout_seed, or call model.eval() first")
+        return dropout(x, self.rate, seed, layer)
+
+
 class Attention(nn.Module):
     """Causal self-attention, with rotary positions if `rotary` is given."""
 
     def __init__(self, config: ModelConfig, space: Space, rotary: Rotary | None) -> None:
         super().__init__()
-        self.spec, self.head_dim, self.dropout = config.spec.attention, config.head_dim, config.spec.dropout(config)
-        self.rotary = rotary
+        self.spec, self.head_dim, self.rotary = config.spec.attention, config.head_dim, rotary
+        self.dropout = Dropout(config)
         self.widths = attention_widths(config)
         is_fused = len(self.spec.readers) == 1
         for name, width in zip(self.spec.readers, (sum(self.widths),) if is_fused else self.widths, strict=True):
             self.add_module(name, nn.Linear(config.dim, width, bias=self.spec.reader_bias))
         self.add_module(self.spec.writer, space.residual_writer(config.dim, bias=self.spec.writer_bias))
 
-    def forward(self, x_BTD: Tensor, cache: LayerKVCache | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, cache: LayerKVCache | None = None, dropout_seed: int | None = None) -> Tensor:
         read = [getattr(self, name)(x_BTD) for name in self.spec.readers]
         query, key, value = (
             part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -98,24 +121,26 @@ class Attention(nn.Module):
         if self.rotary is not None:
             start = 0 if cache is None else cache.length
             query, key = self.rotary(query, start), self.rotary(key, start)
-        mixed_BNTH = attend(query, key, value, cache, dropout=self.dropout if self.training else 0.0)
+        drop = partial(self.dropout, seed=dropout_seed, layer="attention weights") if self.dropout.is_on else None
+        mixed_BNTH = attend(query, key, value, cache, drop)
         written: Tensor = getattr(self, self.spec.writer)(mixed_BNTH.transpose(1, 2).flatten(2))
-        return F.dropout(written, self.dropout, self.training)
+        dropped: Tensor = self.dropout(written, dropout_seed, "attention")
+        return dropped
 
 
 class MLP(nn.Module):
     def __init__(self, config: ModelConfig, space: Space) -> None:
         super().__init__()
-        self.spec, self.dropout = config.spec.mlp, config.spec.dropout(config)
+        self.spec, self.dropout = config.spec.mlp, Dropout(config)
         hidden_dim: int = self.spec.hidden_dim(config)
         for name in self.spec.readers:
             self.add_module(name, nn.Linear(config.dim, hidden_dim, bias=self.spec.reader_bias))
         self.add_module(self.spec.writer, space.residual_writer(hidden_dim, bias=self.spec.writer_bias))
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, dropout_seed: int | None = None) -> Tensor:
         hidden = MLPS[self.spec.kind](*(getattr(self, name)(x_BTD) for name in self.spec.readers))
-        written: Tensor = getattr(self, self.spec.writer)(hidden)
-        return F.dropout(written, self.dropout, self.training)
+        dropped: Tensor = self.dropout(getattr(self, self.spec.writer)(hidden), dropout_seed, "mlp")
+        return dropped
 
 
 class Block(nn.Module):
@@ -129,10 +154,11 @@ class Block(nn.Module):
         self.add_module(self.spec.mlp.norm, _norm(config))
         self.add_module(self.spec.mlp.name, MLP(config, space))
 
-    def forward(self, stream: Stream, cache: LayerKVCache | None = None) -> Stream:
+    def forward(self, stream: Stream, cache: LayerKVCache | None = None, dropout_seed: int | None = None) -> Stream:
         attention, mlp = self.spec.attention, self.spec.mlp
-        stream = stream.add(getattr(self, attention.name)(getattr(self, attention.norm)(stream.dense()), cache))
-        return stream.add(getattr(self, mlp.name)(getattr(self, mlp.norm)(stream.dense())))
+        read_BTD = getattr(self, attention.norm)(stream.dense())
+        stream = stream.add(getattr(self, attention.name)(read_BTD, cache, dropout_seed))
+        return stream.add(getattr(self, mlp.name)(getattr(self, mlp.norm)(stream.dense()), dropout_seed))
 
 
 class Embedding(nn.Module):
@@ -140,17 +166,18 @@ class Embedding(nn.Module):
 
     def __init__(self, config: ModelConfig, space: Space) -> None:
         super().__init__()
-        self.spec, self.dropout = config.spec, config.spec.dropout(config)
+        self.spec, self.dropout = config.spec, Dropout(config)
         self.add_module(self.spec.token_embedding, space.embedding(config.vocab_size))
         if self.spec.position_embedding is not None:
             self.add_module(self.spec.position_embedding, space.embedding(config.max_seq_len))
 
-    def forward(self, ids_BT: Tensor, start: int = 0) -> Tensor:
+    def forward(self, ids_BT: Tensor, start: int = 0, dropout_seed: int | None = None) -> Tensor:
         state: Tensor = getattr(self, self.spec.token_embedding)(ids_BT)
         if self.spec.position_embedding is not None:
             positions_T = torch.arange(start, start + ids_BT.shape[1], device=ids_BT.device)
             state = state + getattr(self, self.spec.position_embedding)(positions_T)
-        return F.dropout(state, self.dropout, self.training)
+        dropped: Tensor = self.dropout(state, dropout_seed, "embedding")
+        return dropped
 
 
 class Head(nn.Module):

@@ -4,7 +4,7 @@ A cache belongs to one text, or to a batch of texts of equal length, and is pass
 keep no state. Segments in different processes have a cache each. Not used in training; gradients do not flow through.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -71,11 +71,18 @@ class KVCache:
 
 
 def attend(
-    query_BNTH: Tensor, key_BNTH: Tensor, value_BNTH: Tensor, cache: LayerKVCache | None, dropout: float = 0.0
+    query_BNTH: Tensor,
+    key_BNTH: Tensor,
+    value_BNTH: Tensor,
+    cache: LayerKVCache | None,
+    drop: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Causal attention of new tokens to each other and to the tokens in `cache`, which is extended by the new ones."""
+    """Causal attention of new tokens to each other and to the tokens in `cache`, which is extended by the new ones.
+    `drop`: dropout of the attention weights."""
     if cache is not None:
         key_BNTH, value_BNTH = cache.extend(key_BNTH, value_BNTH)
+    if drop is not None:
+        return _attend_with_dropout(query_BNTH, key_BNTH, value_BNTH, drop)
     new, seen = query_BNTH.shape[2], key_BNTH.shape[2]
     # `is_causal` aligns the first query with the first key, which is right only with an empty cache. A single new token
     # attends to everything and needs no mask.
@@ -88,10 +95,27 @@ def attend(
             key_BNTH.to(dtype),
             value_BNTH.to(dtype),
             attn_mask=mask_TT,
-            dropout_p=dropout,
             is_causal=new == seen,
             enable_gqa=key_BNTH.shape[1] != query_BNTH.shape[1],
         )
+    return mixed_BNTH.to(query_BNTH.dtype)
+
+
+def _attend_with_dropout(
+    query_BNTH: Tensor, key_BNTH: Tensor, value_BNTH: Tensor, drop: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Attention with dropout of its weights, which torch's own attention draws from another generator on each device.
+    Computed in at least float32, with [new, seen] matrices for every head."""
+    (new, head_dim), seen = query_BNTH.shape[-2:], key_BNTH.shape[2]
+    dtype = torch.promote_types(query_BNTH.dtype, torch.float32)
+    future_TT = torch.full((new, seen), -torch.inf, dtype=dtype, device=query_BNTH.device).triu(seen - new + 1)
+    queries_per_key = query_BNTH.shape[1] // key_BNTH.shape[1]
+    key_BNTH, value_BNTH = (
+        each.to(dtype).repeat_interleave(queries_per_key, dim=1).contiguous() for each in (key_BNTH, value_BNTH)
+    )
+    with torch.autocast(query_BNTH.device.type, enabled=False):
+        scores_BNTT = (query_BNTH.to(dtype) * head_dim**-0.5) @ key_BNTH.mT
+        mixed_BNTH = drop((scores_BNTT + future_TT).softmax(dim=-1)) @ value_BNTH
     return mixed_BNTH.to(query_BNTH.dtype)
 
 

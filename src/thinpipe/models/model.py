@@ -20,7 +20,7 @@ from thinpipe.config.model import ExecutionConfig, ModelConfig
 from thinpipe.config.parameter_shapes import named_parameters
 from thinpipe.core.seeds import derive_seed
 from thinpipe.models.boundary_projection import BoundaryProjection
-from thinpipe.models.decoder import build_layers
+from thinpipe.models.decoder import Dropout, build_layers
 from thinpipe.models.kv_cache import KVCache
 from thinpipe.subspace import FIXED_TABLES, DenseSpace, FixedTable, FreeSpace, Stream, Subspace, coordinates_of
 from thinpipe.subspace.parameter_tags import is_orthonormal
@@ -53,16 +53,23 @@ class Segment(nn.Module):
         """Callback that receives the D-wide gradient at the input of this segment in every backward pass. Not called in
         a segment with a boundary projection."""
 
-    def forward(self, ids_BT: Tensor, state: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
+    def forward(
+        self,
+        ids_BT: Tensor,
+        state: Tensor | None = None,
+        cache: KVCache | None = None,
+        dropout_seed: int | None = None,
+    ) -> Tensor:
         """State for the next segment, or logits from the last segment.
 
         `state`: output of the previous segment; None for the first segment. `cache`: KV cache of the tokens before
-        `ids_BT`, which is extended. Raises ValueError if the tokens exceed max_seq_len or the cache.
+        `ids_BT`, which is extended. `dropout_seed`: seed of this pass and segment, needed if dropout is on. Raises
+        ValueError if the seed is missing, or if the tokens exceed max_seq_len or the cache.
         """
         start = self._first_position(ids_BT.shape[1], cache)
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.execution.autocast_bf16):
             if self.first is not None:
-                state = self.first(ids_BT, start)
+                state = self.first(ids_BT, start, dropout_seed)
             elif state is None:
                 raise ValueError("only the first segment starts from token ids alone")
             projection, prior_BTD = self.projection, None
@@ -74,12 +81,12 @@ class Segment(nn.Module):
                 )
                 stream, prior_BTD = projection.open(ids_BT, state, previous_BP)
             for index, block in self.blocks.items():
-                if cache is not None:
-                    stream = block(stream, cache.layer(int(index)))
-                elif self.execution.checkpoint_activations:
-                    stream = _checkpointed(block, stream)
+                layer_cache = None if cache is None else cache.layer(int(index))
+                seed = None if dropout_seed is None else derive_seed(dropout_seed, int(index))
+                if self.execution.checkpoint_activations and cache is None:
+                    stream = _checkpointed(block, stream, seed)
                 else:
-                    stream = block(stream)
+                    stream = block(stream, layer_cache, seed)
             if self.last is not None:
                 out: Tensor = self.last(stream)
             else:
@@ -107,13 +114,18 @@ class Segment(nn.Module):
         return start
 
 
-def _checkpointed(block: nn.Module, stream: Stream) -> Stream:
+def _checkpointed(block: nn.Module, stream: Stream, dropout_seed: int | None) -> Stream:
     """Activation checkpointing of a block: keeps its input stream and recomputes the block in the backward pass.
 
-    torch takes the device whose random state dropout needs from the tensor arguments, and does not look inside a
-    Stream; hence the additional argument `stream.state`.
+    torch takes the device whose autocast it restores from the tensor arguments, and does not look inside a Stream;
+    hence the additional argument `stream.state`.
     """
-    out: Stream = checkpoint(lambda _state, stream: block(stream), stream.state, stream, use_reentrant=False)
+
+    def run(_state: Tensor, stream: Stream) -> Stream:
+        out: Stream = block(stream, None, dropout_seed)
+        return out
+
+    out: Stream = checkpoint(run, stream.state, stream, use_reentrant=False, preserve_rng_state=False)
     return out
 
 
@@ -145,11 +157,12 @@ class Model(nn.Module):
             for index, indices in enumerate(config.segments)
         )
 
-    def forward(self, ids_BT: Tensor, cache: KVCache | None = None) -> Tensor:
-        """Logits of every token. `cache`: KV cache of the tokens before `ids_BT`, which is extended."""
+    def forward(self, ids_BT: Tensor, cache: KVCache | None = None, dropout_seed: int | None = None) -> Tensor:
+        """Logits of every token. `cache`: KV cache of the tokens before `ids_BT`, which is extended. `dropout_seed`:
+        seed of this pass, needed if dropout is on."""
         state: Tensor | None = None
         for segment in self.segments:
-            state = segment(ids_BT, state, cache)
+            state = segment(ids_BT, state, cache, dropout_seed)
         assert state is not None
         return state
 
@@ -158,6 +171,9 @@ class Model(nn.Module):
         for segment in self.segments:
             segment.execution = execution
         if execution.compile:
+            for each in self.blocks.modules():
+                if isinstance(each, Dropout):  # a compiled mask would be compiled again for every seed
+                    each.forward = torch.compiler.disable(each.forward)  # type: ignore[method-assign]
             for block in self.blocks:
                 block.compile()
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from thinpipe.boundary.contract import BoundaryMethod, MessageId
 from thinpipe.core.seeds import derive_seed
-from thinpipe.device.randomness import seed_device
 from thinpipe.models import Segment
 from thinpipe.pipeline.in_process_boundary import cross_boundary
 from thinpipe.pipeline.sanity import MessageSanityCheck
@@ -66,8 +65,8 @@ class StageModule(nn.Module):
                 message_id = self.message_id(index - 1, step=step, microbatch=microbatch, training=training)
                 assert state is not None
                 state = cross_boundary(state, self.ids_BW, method, message_id, self.sanity)
-            seed_device(derive_seed(self.seed, "dropout", step, microbatch, index), self.ids_BW.device)
-            state = segment(self.ids_BW[:, :-1], state if index else None)
+            dropout_seed = derive_seed(self.seed, "dropout", step, microbatch, index)
+            state = segment(self.ids_BW[:, :-1], state if index else None, dropout_seed=dropout_seed)
         assert state is not None
         return token_losses(state, self.ids_BW).mean() if self.is_last else state
 

@@ -14,7 +14,7 @@ from thinpipe.config.parameter_shapes import ParameterGroup, SegmentShapes, atte
 from thinpipe.config.run import RunConfig
 from thinpipe.core.units import BF16_NBYTES, ITEM_NBYTES
 
-_ID_NBYTES = 8
+_ID_NBYTES, _MASK_NBYTES = 8, 1
 _MLP_TENSORS: dict[MLPKind, int] = {"swiglu": 4, "gelu_tanh": 2}
 """Tensors of hidden width that an MLP saves. swiglu: gate, silu(gate), up, and their product. gelu_tanh: the input and
 the output of GELU."""
@@ -121,7 +121,7 @@ def _before_blocks(run: _SegmentPass, shapes: SegmentShapes) -> list[int]:
     if shapes.first:
         width = projection.embedding_rank or model.subspace.width or model.dim
         saved += [run.each(width, run.matmul_itemsize)] if projection.embedding_rank else []
-        saved += [run.each(width, run.itemsize)] if run.dropout else []
+        saved += [run.each(width, _MASK_NBYTES)] if run.dropout else []
     if shapes.token_prior and projection.token_prior_rank:
         saved.append(run.each(projection.token_prior_rank * projection.token_prior_window, run.matmul_itemsize))
     if shapes.token_prior and projection.bigram_rows:
@@ -183,7 +183,7 @@ def _block(run: _SegmentPass, group: ParameterGroup) -> list[int]:
         saved += [run.config.training.seq_len * model.head_dim * BF16_NBYTES] * 4
     if run.dropout:
         width = model.subspace.width or model.dim if run.in_subspace else model.dim
-        saved += [run.each(width, run.matmul_itemsize)] * 2
+        saved += [run.each(width, _MASK_NBYTES)] * 2
     return saved
 
 
@@ -194,7 +194,8 @@ def _attention(run: _SegmentPass) -> list[int]:
     itemsize = max(ITEM_NBYTES["float32"], run.matmul_itemsize) if in_float32 else run.matmul_itemsize
     out = run.each(model.dim, run.matmul_itemsize)
     if run.dropout:  # keys and values are repeated for every head, and tokens x tokens matrices are materialised
-        return [run.each(model.dim, itemsize)] * 3 + [out] + [run.each(model.n_heads * tokens, itemsize)] * 3
+        weights = [run.each(model.n_heads * tokens, nbytes) for nbytes in (itemsize, _MASK_NBYTES, itemsize)]
+        return [run.each(model.dim, itemsize)] * 3 + [out] + weights
     inputs = _attention_inputs(run, itemsize)
     before_cast = [run.each(model.dim, itemsize)] if itemsize != run.matmul_itemsize else []
     return [*inputs, out, *before_cast, run.each(model.n_heads, max(ITEM_NBYTES["float32"], itemsize))]

@@ -15,9 +15,7 @@ from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import OtherProcessError, RunFailedError, UserError
 from thinpipe.core.events import AnyEvent
 from thinpipe.core.files import write_atomically
-from thinpipe.device.choice import choose_device
 from thinpipe.device.device_class import deterministic_algorithms
-from thinpipe.device.randomness import kept_random_state
 from thinpipe.training.error_file import ERROR_FILE_VARIABLE, ErrorReport
 from thinpipe.training.observer import Observer
 from thinpipe.training.run_environment import RunEnvironment
@@ -54,9 +52,6 @@ def train(config: RunConfig, observer: Observer, *, in_group: bool) -> None:
             group: dist.ProcessGroup | None = None
             if in_group:
                 group = stack.enter_context(_open_group(config))
-            else:
-                device = choose_device(config.training.device)
-                stack.enter_context(kept_random_state(device))
             trainer = Trainer(config, group, _ObservedRun(observer, in_group=in_group))
             if config.job.print_config and trainer.collectives.rank == 0 and not observer.quiet:
                 print(dump_toml(config))
