@@ -27,7 +27,7 @@ from thinpipe.config.run import CheckpointConfig, ParallelismConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Stopped, read_events
-from thinpipe.training.graceful_shutdown import follow_launcher, install_handler, restore_handlers
+from thinpipe.training.graceful_shutdown import follow_parent, install_handler, restore_handlers
 from thinpipe.training.trainer import Trainer
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -291,7 +291,7 @@ def test_signals_come_through_the_pipe_and_its_end_is_one_also_when_nobody_reads
     previous = install_handler(receive)
     logger.addHandler(handler)
     try:
-        follow_launcher()
+        follow_parent()
         for number in (signal.SIGINT, signal.SIGTERM):
             n_before = received.qsize()
             launcher_pipe.write(bytes([number]))

@@ -63,17 +63,24 @@ class StopRequest:
         restore_handlers(self._previous)
 
 
-def follow_launcher() -> None:
-    """Starts a thread that sends this process the signals whose numbers the local launcher writes to standard input,
-    one byte each, and SIGTERM when the launcher dies (end of file), so that the run saves and stops."""
-    threading.Thread(target=_read_signals, name="follows the launcher", daemon=True).start()
+def follow_parent(*, at_end: signal.Signals = signal.SIGTERM, piped_output: bool = False) -> None:
+    """Starts a thread that sends this process the signals whose numbers its parent writes to standard input, one byte
+    each, and `at_end` when the parent has ended (end of file), so that the run saves and stops.
 
+    `piped_output`: the parent alone reads what this process prints; after its end nothing is printed any more.
+    """
 
-def _read_signals() -> None:
-    while number := os.read(0, 1):  # not sys.stdin: an interpreter cannot end while a thread holds the lock of that
-        _signal_this_process(number[0])
-    _signal_this_process(signal.SIGTERM)  # before the warning: nobody may read stderr any more
-    _LOG.warning("the launcher has ended: saving a checkpoint and stopping")
+    def follow() -> None:
+        while number := os.read(0, 1):  # not sys.stdin: an interpreter cannot end while a thread holds the lock of that
+            _signal_this_process(number[0])
+        if piped_output:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+        _signal_this_process(at_end)  # before the warning: nobody may read stderr any more
+        _LOG.warning("the program that started this process has ended: saving a checkpoint and stopping")
+
+    threading.Thread(target=follow, name="follows the parent", daemon=True).start()
 
 
 def _signal_this_process(number: int) -> None:

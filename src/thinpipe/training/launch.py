@@ -30,7 +30,7 @@ from thinpipe.core.log_tail import Tail
 from thinpipe.core.process_group import NEW_PROCESS_GROUP
 from thinpipe.core.run_folder import events_path
 from thinpipe.training.error_file import ERROR_FILE_VARIABLE, ErrorReport
-from thinpipe.training.graceful_shutdown import follow_launcher, install_handler, restore_handlers
+from thinpipe.training.graceful_shutdown import follow_parent, install_handler, restore_handlers
 from thinpipe.training.observer import FAILED, Observer
 from thinpipe.transport.rendezvous import local_group
 
@@ -56,7 +56,7 @@ def train(config: RunConfig, observer: Observer) -> None:
             f"add --parallelism.pipeline-parallel-degree {started}"
         )
     if ERROR_FILE_VARIABLE in os.environ:
-        follow_launcher()
+        follow_parent()
     with _hold_run_lock(config.job.dump_folder) as lock:
         if degree > 1 and started is None:
             launch(config, degree, lock, observer)

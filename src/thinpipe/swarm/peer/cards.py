@@ -12,16 +12,18 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
 from rich.console import Console
 
 from thinpipe.config.hub import JoinConfig
+from thinpipe.core.process_group import NEW_PROCESS_GROUP
 from thinpipe.core.program_output import plain_console
 from thinpipe.device.choice import one_accelerator_each
 from thinpipe.swarm.protocol.messages import EXIT_TEMPFAIL
-from thinpipe.training.graceful_shutdown import StopRequest
+from thinpipe.training.graceful_shutdown import StopRequest, follow_parent
 
 _CHILD_VARIABLE = "THINPIPE_JOIN_CHILD"
 """Environment variable of a child: its standard input says when to leave."""
@@ -35,7 +37,8 @@ def run(config: JoinConfig) -> int:
     from thinpipe.swarm.peer import join
 
     if _CHILD_VARIABLE in os.environ:
-        _leave_with_parent()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores the signal
+        follow_parent(at_end=signal.SIGINT, piped_output=True)
     return join.run(config)
 
 
@@ -77,8 +80,8 @@ def _start(arguments: list[str]) -> "subprocess.Popen[str]":
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        process_group=None if sys.platform == "win32" else 0,
-        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        process_group=0,
+        creationflags=NEW_PROCESS_GROUP,
     )
 
 
@@ -106,28 +109,9 @@ class _Child:
 
     def ask_to_leave(self) -> None:
         assert self.process.stdin is not None
-        try:
-            self.process.stdin.write("leave\n")
-            self.process.stdin.close()
-        except OSError:  # the process has ended
-            pass
+        with suppress(OSError):  # the process has ended
+            self.process.stdin.write(chr(signal.SIGINT))
+            self.process.stdin.flush()
 
     def exit_code(self) -> int:
         return self.process.wait()
-
-
-def _leave_with_parent() -> None:
-    """Interrupts this process, as Ctrl+C does, when the parent asks for that or has ended."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores the signal
-
-    def wait() -> None:
-        if not os.read(0, 1):  # the parent has ended, and nobody reads what this process prints
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.dup2(nowhere, 2)
-        if sys.platform == "win32":
-            signal.raise_signal(signal.SIGINT)
-        else:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=wait, name="waits for the parent", daemon=True).start()
