@@ -32,7 +32,12 @@ class VisionSegment(nn.Module):
         super().__init__()
         self.first, self.blocks, self.head = first, nn.ModuleList(blocks), head
 
-    def forward(self, ids_BT: Tensor, state_BTD: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        ids_BT: Tensor,
+        state_BTD: Tensor | None = None,
+        dropout_seed: int | None = None,  # noqa: ARG002  these models have no dropout
+    ) -> Tensor:
         state_BTD = self.first(ids_BT) if self.first is not None else state_BTD
         assert state_BTD is not None
         for block in self.blocks:

@@ -101,11 +101,11 @@ MODELS = {
 
 
 def model_settings(family, model="dense"):
-    """Smallest preset of a family, in two segments. Without dropout: torch draws from another stream of random numbers
-    on each type of device."""
+    """Smallest preset of a family, in two segments, with dropout if the family has it."""
     presets = FAMILIES[family].presets()
     smallest = min(presets, key=lambda name: presets[name].dim * presets[name].n_layers)
-    return ModelSettings(preset=smallest, n_layers=2, boundaries=(1,), **MODELS[model])
+    dropout = 0.1 if hasattr(presets[smallest], "dropout") else None
+    return ModelSettings(preset=smallest, n_layers=2, boundaries=(1,), dropout=dropout, **MODELS[model])
 
 
 def trainings():

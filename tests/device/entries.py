@@ -187,7 +187,7 @@ def converted(family, fixed, free_last, device, folder):
     subspace = SubspaceConfig(width=WIDTH, fixed=fixed, free_last=free_last)
     dense = to_dense(model_of(replace(model_settings(family), subspace=subspace).resolve(VOCABULARY), device))
     weights.save(dense, folder / "exported")
-    loaded = materialise(build(weights.load_config(folder / "exported")), seed=0, device=device, draw=False)
+    loaded = materialise(build(weights.load_config(folder / "exported")), seed=0, device=device, draw=False).eval()
     weights.load_weights(loaded, folder / "exported")
     assert digests(loaded) == digests(dense)
     again, report = to_subspace(loaded, replace(subspace, fixed="given"), (1,))
