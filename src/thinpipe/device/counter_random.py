@@ -4,7 +4,7 @@ Number i of a tensor is a hash of i under a key made of the words, computed with
 The hash is triple32 of C. Wellons (github.com/skeeto/hash-prospector), four xor-shifts and three multiplications, with
 half of the key before each of the first two. His mixers of two multiplications, such as lowbias32, fail here: numbers
 that are 768 apart, a row, are related. Philox, Threefry and Squares pass harder tests, at 20 to 60 operations, each of
-which is a pass over memory in torch; triple32 takes a CPU about as long as `torch.rand`. Not cryptographically secure.
+which is a pass over memory in torch; triple32 takes a CPU 1 to 1.5 times as long as `torch.rand`. Not for secrets.
 """
 
 import torch
@@ -12,37 +12,29 @@ from torch import Tensor
 
 from thinpipe.core.seeds import derive_seed
 
-_BITS = 24
-"""Random bits of a number: as many as float32 holds exactly."""
 _CPU_BLOCK, _DEVICE_BLOCK = 1 << 17, 1 << 22
 """Numbers hashed at a time, which do not depend on it: few enough for the cache of a CPU, enough to fill an
 accelerator. Powers of two."""
 
 
 def uniform(like: Tensor, *words: int | str) -> Tensor:
-    """float32 multiples of 2^-24 in [0, 1), of the shape and on the device of `like`."""
-    return _filled(like, torch.float32, words).mul_(2.0**-_BITS)
-
-
-def dropout(x: Tensor, rate: float, *words: int | str) -> Tensor:
-    """`x` / (1 - rate), with every element set to zero with probability `rate`. Autograd saves one byte per element."""
-    dropped = _filled(x, torch.int32, words) < round(rate * 2**_BITS)
-    return (x * (1 / (1 - rate))).masked_fill(dropped, 0.0)
-
-
-def _filled(like: Tensor, dtype: torch.dtype, words: tuple[int | str, ...]) -> Tensor:
-    """Random whole numbers in [0, 2^24), of the shape and on the device of `like`. They repeat after 2^32 elements."""
+    """float32 multiples of 2^-24 in [0, 1), of the shape and on the device of `like`; they repeat after 2^32 numbers."""
     second_key, first_key = divmod(derive_seed(*words), 1 << 32)
-    filled = torch.empty(like.shape, dtype=dtype, device=like.device)
-    numbers, block = filled.view(-1), _CPU_BLOCK if like.device.type == "cpu" else _DEVICE_BLOCK
+    result = torch.empty(like.shape, dtype=torch.float32, device=like.device)
+    numbers, block = result.view(-1), _CPU_BLOCK if like.device.type == "cpu" else _DEVICE_BLOCK
     offsets = torch.arange(min(block, len(numbers)), dtype=torch.int32, device=like.device)
     hashes, scratch = torch.empty_like(offsets), torch.empty_like(offsets)
     for start in range(0, len(numbers), block):  # a multiple of a power of two above every offset: ^ adds them
         part = numbers[start : start + block]
         x = torch.bitwise_xor(offsets[: len(part)], _as_int32(start ^ first_key), out=hashes[: len(part)])
         _triple32_(x, second_key, scratch[: len(part)])
-        part.copy_(x.bitwise_right_shift_(32 - _BITS).bitwise_and_((1 << _BITS) - 1))
-    return filled
+        part.copy_(x.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)).mul_(2.0**-24)
+    return result
+
+
+def dropout(x: Tensor, rate: float, *words: int | str) -> Tensor:
+    """`x` / (1 - rate), with every element set to zero with probability `rate`. Autograd saves one byte per element."""
+    return (x * (1 / (1 - rate))).masked_fill(uniform(x, *words) < rate, 0.0)
 
 
 def _triple32_(x: Tensor, key: int, scratch: Tensor) -> None:
