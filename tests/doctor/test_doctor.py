@@ -50,7 +50,8 @@ def test_a_good_machine_and_a_good_run(run_config, examine, tmp_path):
     found = examine("--host", config=run_config)
     assert set(states(found).values()) == {"ok"}
     assert list(found) == [
-        "python", "torch", "devices", "threads", "extras", "nats-server", "data", "disk", "memory", "port",
+        "python", "torch", "devices", "device class", "threads", "extras", "nats-server",
+        "data", "disk", "memory", "port",
     ]  # fmt: skip
     assert "vocabulary of 64" in found["data"]["text"]
     assert not run_config.job.dump_folder.exists()
