@@ -18,7 +18,7 @@ accelerator. Powers of two."""
 
 
 def uniform(like: Tensor, *words: int | str) -> Tensor:
-    """float32 multiples of 2^-24 in [0, 1), of the shape and on the device of `like`; they repeat after 2^32 numbers."""
+    """float32 multiples of 2^-24 in [0, 1), of the shape and on the device of `like`. They repeat after 2^32."""
     second_key, first_key = divmod(derive_seed(*words), 1 << 32)
     result = torch.empty(like.shape, dtype=torch.float32, device=like.device)
     numbers, block = result.view(-1), _CPU_BLOCK if like.device.type == "cpu" else _DEVICE_BLOCK
