@@ -1,5 +1,6 @@
 """Which promise a run kept: exact, within a measured band, unknown."""
 
+import math
 import re
 
 import pytest
@@ -74,6 +75,15 @@ def test_equal_classes_with_other_numbers_end_the_promise():
     assert found.lost.step == 2
     assert "another loss or norm" in found.lost.reason
     assert found.in_words().startswith("within 1.1e-15 ")
+
+
+@pytest.mark.parametrize(("norm", "is_exact"), [(math.inf, False), (math.nan, False), (1.0, True)])
+def test_a_number_that_is_not_finite_is_equal_to_itself_alone(norm, is_exact):
+    found = after(generation(0, "x"), step(1), step(2, grad_norm=math.inf), step(1, grad_norm=norm))
+    assert (found.lost is None) == is_exact
+    again = after(generation(0, "x"), step(1, grad_norm=norm), step(1, grad_norm=norm))
+    assert again.lost is None
+    assert again.repeated == 1
 
 
 def test_other_settings_give_other_numbers_and_end_no_promise():

@@ -34,6 +34,7 @@ def sim(sim_library):
     yield sim_library
     sim_library.set_float64(True)
     sim_library.set_seed(0)
+    torch.accelerator.set_device_index(0)
     try:
         for index in range(sim_library.device_count()):
             torch.accelerator.synchronize(index)

@@ -194,10 +194,15 @@ def test_bf16_autocast_is_close_and_state_keeps_its_dtype(name):
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about its own insides
 @pytest.mark.parametrize("config", [CONFIGS["llama-subspace"], replace(GPT2, dropout=0.1)], ids=["llama", "dropout"])
 def test_compiled_blocks_agree(config):
+    """And each is one graph, unless dropout is on."""
+    from torch._dynamo.utils import counters
+
     model = materialise(build(config), seed=1)
     plain = gradients(model)
     model.set_execution(ExecutionConfig(compile=True))
+    counters.clear()
     compiled = gradients(model)
+    assert bool(counters["graph_break"]) == (config.spec.dropout(config) > 0)
     for name in plain:
         torch.testing.assert_close(compiled[name], plain[name], rtol=1e-3, atol=1e-5)
 

@@ -105,7 +105,8 @@ def _first_problem(problem: str, collectives: Collectives) -> str:
     call: every process gets the same text, so that all of them raise, or none does."""
     for rank, announced in enumerate(collectives.all_gather_bytes(problem.encode())):
         if announced:
-            return announced.decode() if collectives.size == 1 else f"process {rank}: {announced.decode()}"
+            text = announced.decode(errors="replace")
+            return text if collectives.size == 1 else f"process {rank}: {text}"
     return ""
 
 

@@ -11,6 +11,7 @@ matter. If all segments have the same class, the numbers are also those of one p
 """
 
 from collections.abc import Sequence
+from math import inf, isfinite, isnan
 from pathlib import Path
 
 from thinpipe.core.events import AnyEvent, ExactnessLost, GenerationStarted, Started, Step, read_known_events
@@ -90,10 +91,10 @@ class Exactness:
             del self._numbers[next(iter(self._numbers))]
         if known is None:
             return
-        difference = max(abs(a - b) / max(abs(a), abs(b), 1e-30) for a, b in zip(known, numbers, strict=True))
-        if difference:
+        differences = [_difference(a, b) for a, b in zip(known, numbers, strict=True)]
+        if any(differences):
             self._lose(event.step, "computed again on devices of the same classes, the step had another loss or norm")
-        self.repeated, self.band = self.repeated + 1, max(self.band, difference)
+        self.repeated, self.band = self.repeated + 1, max(self.band, *differences)
 
     def _lose(self, step: int, reason: str) -> None:
         if self.lost is None:
@@ -109,6 +110,14 @@ def exactness_of(log: Path) -> Exactness:
     for event in read_known_events(log) if log.is_file() else ():
         found.on_event(event)
     return found
+
+
+def _difference(a: float, b: float) -> float:
+    """Relative difference: 0 for equal numbers, also if both are the same infinity or nan; else inf if one is not
+    finite."""
+    if a == b or (isnan(a) and isnan(b)):
+        return 0.0
+    return abs(a - b) / max(abs(a), abs(b)) if isfinite(a) and isfinite(b) else inf
 
 
 def _classes(event: GenerationStarted) -> list[str]:

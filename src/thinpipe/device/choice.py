@@ -30,9 +30,17 @@ def choose_device(name: str) -> torch.device:
     return torch.device(wanted.type, index)
 
 
+def make_current(device: torch.device) -> None:
+    """Makes the accelerator the current one of the calling thread. Without that, torch's helpers go back to the first
+    card after each use of another one, which costs memory there."""
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index or 0)
+
+
 def one_accelerator_each(name: str, count: int) -> list[torch.device]:
     """The first `count` accelerators of this machine. Raises UserError if there are fewer, or if `name` is the name of
     one device."""
+    choose_device(name)
     kind, there = accelerator_type(), accelerator_count()
     if name not in ("auto", kind) or count > there:
         raise UserError(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 
-from thinpipe.device.choice import CPU
+from thinpipe.device.choice import CPU, device_module
 from thinpipe.device.memory import device_name
 
 _MAX_CHARACTERS = 180
@@ -42,16 +42,22 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
 
 def device_class(device: torch.device) -> str:
     """Class of the device with the present settings of torch; empty if the device does not repeat its own bits, as an
-    accelerator outside of `deterministic_algorithms`."""
-    if device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
+    accelerator outside of `deterministic_algorithms`, or if nobody has seen that it does, as MPS."""
+    if device.type == "mps" or (device.type != "cpu" and not torch.are_deterministic_algorithms_enabled()):
         return ""
-    kernels = (
-        f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} thread(s)"
-        if device.type == "cpu"
-        else "deterministic"
-    )
+    if device.type == "cpu":
+        kernels = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} thread(s)"
+    else:
+        kernels = f"{_processors(device)}deterministic"
     named = f"{device.type}: {device_name(device)}, {kernels}, torch {torch.__version__}"
     return f"{named[:_MAX_CHARACTERS]}, {_digest(device)}"
+
+
+def _processors(device: torch.device) -> str:
+    """Number of multiprocessors, by which libraries choose kernels: cards of one name may differ in it."""
+    properties = getattr(device_module(device), "get_device_properties", None)
+    count = getattr(properties(device), "multi_processor_count", None) if properties else None
+    return f"{count} multiprocessors, " if count else ""
 
 
 def _digest(device: torch.device) -> str:

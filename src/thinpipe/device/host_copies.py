@@ -9,6 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from thinpipe.device.choice import make_current
+
 
 class CopyToHost:
     """A copy of a message to pinned memory, in flight: `host` holds the message once `wait` has returned."""
@@ -26,9 +28,9 @@ class CopyToHost:
         self._source = message  # its memory must not be used for anything else before the copy is done
 
     def wait(self) -> None:
-        """Blocks the calling thread, which may be any, until the copy is done."""
-        with torch.accelerator.device_index(self._device.index):  # on another one, CUDA would open a context
-            self._done.synchronize()
+        """Blocks the calling thread, which may be any, until the copy is done; the device becomes its current one."""
+        make_current(self._device)
+        self._done.synchronize()
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:

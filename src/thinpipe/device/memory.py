@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -33,8 +34,9 @@ def free_nbytes(device: torch.device) -> int:
     if device.type == "cpu":
         return int(min(psutil.virtual_memory().available, _container_nbytes()))
     module = device_module(device)
-    if device.type == "mps":  # a share of the host's memory, and the driver's own figure of what is in use
-        return int(module.recommended_max_memory() - module.driver_allocated_memory())
+    if device.type == "mps":  # a share of the host's memory, which other processes use too
+        left = module.recommended_max_memory() - module.driver_allocated_memory()
+        return int(min(left, psutil.virtual_memory().available))
     return int(module.mem_get_info(device)[0])
 
 
@@ -69,5 +71,16 @@ def _processor_name() -> str:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    return named or platform.processor() or platform.machine() or os.name
+    facts = dict(reversed([(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]))
+    on_arm = " ".join(facts[key] for key in ("CPU implementer", "CPU part") if key in facts)
+    return (
+        facts.get("model name") or on_arm or _name_on_macos() or platform.processor() or platform.machine() or os.name
+    )
+
+
+def _name_on_macos() -> str:
+    """For example Apple M4 Pro; empty on other systems."""
+    if platform.system() != "Darwin":
+        return ""
+    asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
+    return subprocess.run(asked, capture_output=True, text=True, errors="replace", check=False).stdout.strip()

@@ -172,7 +172,9 @@ class Model(nn.Module):
             segment.execution = execution
         if execution.compile:
             for each in self.blocks.modules():
-                if isinstance(each, Dropout):  # a compiled mask would be compiled again for every seed
+                if (
+                    isinstance(each, Dropout) and each.rate > 0
+                ):  # a compiled mask would be compiled again for every seed
                     each.forward = torch.compiler.disable(each.forward)  # type: ignore[method-assign]
             for block in self.blocks:
                 block.compile()

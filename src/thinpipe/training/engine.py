@@ -22,7 +22,7 @@ from thinpipe.checkpoint import Checkpoint, codec_states, layers_of, restore, re
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import LinkTraffic
-from thinpipe.device.choice import choose_device
+from thinpipe.device.choice import choose_device, make_current
 from thinpipe.device.memory import peak_nbytes
 from thinpipe.models import Model, ModelConfig, build, materialise
 from thinpipe.optim import RowwiseAdamW
@@ -74,6 +74,7 @@ class Engine:
     ) -> None:
         self.config, self.group, self.collectives = config, group, collectives or collectives_for(group)
         self.device = choose_device(config.training.device)
+        make_current(self.device)
         dtype = getattr(torch, config.training.dtype)
         self.model = build(model_config)
         self.names = [name for name, _ in self.model.named_parameters()]

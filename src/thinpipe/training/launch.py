@@ -56,6 +56,8 @@ def train(config: RunConfig, observer: Observer) -> None:
             f"add --parallelism.pipeline-parallel-degree {started}"
         )
     if ERROR_FILE_VARIABLE in os.environ:
+        # On Windows, libraries that look at standard input when they are loaded would wait for a thread that reads it.
+        importlib.import_module("thinpipe.training.process")
         follow_parent()
     with _hold_run_lock(config.job.dump_folder) as lock:
         if degree > 1 and started is None:

@@ -305,7 +305,7 @@ class Trainer:
             changed=changed,
             dim=self.model_config.dim,
             segments=[self.engine.placement.segments_of(process) for process in range(self.collectives.size)],
-            device_classes=[found.decode() for found in classes],
+            device_classes=[found.decode(errors="replace")[:200] for found in classes],
         )
         self._tell(started)
 

@@ -434,6 +434,15 @@ def test_an_exact_run_waits_for_a_device_of_the_lost_class():
     assert membership.exactness.lost is None
 
 
+def test_an_exact_run_names_those_whose_devices_cannot_take_part():
+    membership = make_membership(2, partition_three, exact=True)
+    for name in ("p0", "p1"):
+        assert ask(membership, name, report=of_class(""))[1] is None
+    excluded = "2 of 2 peers are connected, of which hub.exact excludes p0, p1: its device does not repeat its own bits"
+    assert excluded in membership.waits_for
+    assert "set debug.deterministic" in membership.wait_reason("p0")
+
+
 def test_an_exact_run_moves_segments_among_devices_of_one_class():
     membership = run_of(True, "x", "y", "y")
     assert regrouped(membership, "p1", now=1e6) == [("p2", "y"), ("p0", "x")]

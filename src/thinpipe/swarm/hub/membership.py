@@ -341,7 +341,7 @@ class Membership:
     def _begin(self) -> Generation | None:
         """Partitions the model and begins a generation; None if the model does not fit on the measured machines."""
         machines = self._machines
-        if self._infeasible_for == (machines, self.hub_rates):
+        if not machines or self._infeasible_for == (machines, self.hub_rates):
             return None
         try:
             partition = self._make_partition(machines)
@@ -368,14 +368,28 @@ class Membership:
         if self.problem:
             return f"waiting for {', '.join(gone)}: {self.problem}" if gone else self.problem
         there = f"{len(self._peers)} of {self.wanted} peers are connected"
+        if self.exact and (unlike := self._unlike_peers):
+            there += f", of which hub.exact excludes {', '.join(unlike)}: {self._unlike_reason(unlike[0])}"
         return f"{there}; waiting for {', '.join(gone)}" if gone else there
+
+    @property
+    def _unlike_peers(self) -> list[str]:
+        """Measured peers that may compute nothing in a run that has to stay exact."""
+        like = {machine.name for machine in self._machines}
+        return [name for name, peer in self._peers.items() if peer.report is not None and name not in like]
+
+    def _unlike_reason(self, name: str) -> str:
+        report = self.report_of(name)
+        if report is not None and not report.processor.device_class:
+            return "its device does not repeat its own bits: set debug.deterministic at the hub"
+        return "its device does not compute the same bits as those of this run"
 
     def wait_reason(self, name: str) -> str:
         """Why this peer has to wait, in words."""
         if self.problem:
             return self.waits_for
-        if self.exact and name not in {machine.name for machine in self._machines} and self.report_of(name) is not None:
-            return f"{name} waits: hub.exact is set, and its device does not compute the same bits as those of this run"
+        if self.exact and name in self._unlike_peers:
+            return f"{name} waits: hub.exact is set, and {self._unlike_reason(name)}"
         if self.current is not None:
             fewer = ", or after the next commit" if len(self.current.names) < self.wanted else ""
             return f"{name} is a standby: it replaces the next peer that leaves or is lost{fewer}"
