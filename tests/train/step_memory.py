@@ -48,12 +48,10 @@ def load_libraries():
     """On first use they take a hundred megabytes."""
     for preset in ("llama-tiny", "gpt2-tiny"):
         for subspace in ({}, {"width": 8, "free_last": False}):
-            for autocast in (False, True):
+            for execution in ({}, {"autocast_bf16": True}, {"checkpoint_activations": True}):
                 model = {"preset": preset, "n_layers": 1, "subspace": subspace}
                 training = {"global_batch_size": 1, "seq_len": 16}
-                run_steps(
-                    run_config({"model": model, "training": training, "execution": {"autocast_bf16": autocast}}), 64
-                )
+                run_steps(run_config({"model": model, "training": training, "execution": execution}), 64)
 
 
 def main():
