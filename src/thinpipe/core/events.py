@@ -8,7 +8,6 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -359,14 +358,6 @@ def read_events_of_any_version(path: Path) -> tuple[list[AnyEvent], int]:
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
     return events, unknown
-
-
-def read_known_events(path: Path) -> Iterator[AnyEvent]:
-    """Like `read_events`, without lines of another schema."""
-    with path.open("rb") as file:
-        for line in file:
-            with suppress(msgspec.DecodeError, UnicodeDecodeError):  # ValidationError is a DecodeError
-                yield _DECODER.decode(line)
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from math import inf, isfinite, isnan
 from pathlib import Path
 
-from thinpipe.core.events import AnyEvent, ExactnessLost, GenerationStarted, Started, Step, read_known_events
+from thinpipe.core.events import AnyEvent, ExactnessLost, GenerationStarted, Started, Step, read_events_of_any_version
 
 _MAX_STEPS = 10_000
 """Newest steps whose numbers are remembered for comparison; no run computes more of them again."""
@@ -42,7 +42,8 @@ class Exactness:
             case GenerationStarted():
                 self._has_hub = True
                 names = [f"{peer.name} ({peer.device})" for peer in event.peers]
-                self._place(event.step, [peer.segments for peer in event.peers], _classes(event), names)
+                classes = [peer.device_class for peer in event.peers]
+                self._place(event.step, [peer.segments for peer in event.peers], classes, names)
             case Started():
                 if event.changed:  # other settings give other numbers
                     self._numbers.clear()
@@ -107,7 +108,7 @@ class Exactness:
 def exactness_of(log: Path) -> Exactness:
     """From the event log of a run; as new if there is none."""
     found = Exactness()
-    for event in read_known_events(log) if log.is_file() else ():
+    for event in read_events_of_any_version(log)[0] if log.is_file() else ():
         found.on_event(event)
     return found
 
@@ -118,7 +119,3 @@ def _difference(a: float, b: float) -> float:
     if a == b or (isnan(a) and isnan(b)):
         return 0.0
     return abs(a - b) / max(abs(a), abs(b)) if isfinite(a) and isfinite(b) else inf
-
-
-def _classes(event: GenerationStarted) -> list[str]:
-    return [peer.device_class for peer in event.peers]
