@@ -19,7 +19,6 @@ from benchmarks.lossy_claims import Feedback as Name
 from thinpipe.boundary.contract import MessageShape
 from thinpipe.boundary.registry import make_method
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
-from thinpipe.config.model import ExecutionConfig
 from thinpipe.config.run import (
     CheckpointConfig,
     DataConfig,
@@ -71,10 +70,11 @@ class Pretraining:
             job=JobConfig(dump_folder=folder),
             model=MODEL,
             data=DataConfig(path=data),
-            training=TrainingConfig(steps=self.steps, global_batch_size=PRETRAINING_BATCH, seq_len=SEQ_LEN),
+            training=TrainingConfig(
+                steps=self.steps, global_batch_size=PRETRAINING_BATCH, seq_len=SEQ_LEN, precision="bf16-mixed"
+            ),
             optimizer=OptimizerConfig(lr=self.lr),
             lr_scheduler=LRSchedulerConfig(warmup_steps=self.steps // 20),
-            execution=ExecutionConfig(autocast_bf16=True),
             checkpoint=CheckpointConfig(interval=256, keep_latest_k=1),
             validation=ValidationConfig(freq=self.steps // 4, steps=10),
             metrics=MetricsConfig(log_freq=64),
@@ -108,11 +108,10 @@ class Finetuning:
             job=JobConfig(dump_folder=folder),
             model=ModelSettings(initial=folder.parent / PRETRAINED),
             data=DataConfig(path=data),
-            training=TrainingConfig(steps=self.steps, global_batch_size=BATCH, seq_len=SEQ_LEN),
+            training=TrainingConfig(steps=self.steps, global_batch_size=BATCH, seq_len=SEQ_LEN, precision="bf16-mixed"),
             optimizer=OptimizerConfig(lr=self.lr),
             lr_scheduler=LRSchedulerConfig(warmup_steps=self.steps // 20),
             boundary=self.boundary,
-            execution=ExecutionConfig(autocast_bf16=True),
             checkpoint=CheckpointConfig(interval=self.steps, keep_latest_k=1),
             validation=ValidationConfig(freq=self.steps // EPOCHS, steps=0),
             metrics=MetricsConfig(log_freq=64),

@@ -137,7 +137,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
                 global_batch_size=shape.sequences * shape.microbatches,
                 seq_len=shape.seq_len,
                 max_norm=math.inf,
-                dtype="bfloat16" if shape.bf16 else "float32",
+                precision="bf16" if shape.bf16 else "fp32",
                 device="cpu",
             ),
             parallelism=ParallelismConfig(

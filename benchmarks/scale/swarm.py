@@ -73,14 +73,14 @@ class Swarm:
     @cached_property
     def config(self) -> RunConfig:
         return RunConfig(
-            training=TrainingConfig(seq_len=TOKENS, global_batch_size=self.microbatches),
+            training=TrainingConfig(seq_len=TOKENS, global_batch_size=self.microbatches, precision="bf16-mixed"),
             parallelism=ParallelismConfig(
                 pipeline_parallel_degree=self.stages,
                 pipeline_parallel_microbatch_size=1,
                 pipeline_parallel_extra_microbatches=self.extra,
             ),
             boundary=BoundaryConfig(forward="bf16", backward="bf16"),
-            execution=ExecutionConfig(autocast_bf16=True, checkpoint_activations=True),
+            execution=ExecutionConfig(checkpoint_activations=True),
         )
 
     @cached_property

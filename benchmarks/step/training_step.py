@@ -20,7 +20,7 @@ class TrainingStep:
     def __init__(self, variant: Variant, *, device: str, bf16: bool) -> None:
         self.variant, self.device = variant, torch.device(device)
         self.model = materialise(build(variant.model_config), seed=0, device=self.device)
-        self.model.set_execution(ExecutionConfig(autocast_bf16=bf16))
+        self.model.set_execution(ExecutionConfig(), autocast_bf16=bf16)
         self.optimizer = RowwiseAdamW(self.model.parameters(), fused=True)
         self.ids_BT: Tensor
         self.targets_BT: Tensor

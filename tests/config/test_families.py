@@ -105,9 +105,9 @@ def _registered(monkeypatch):
         monkeypatch.setitem(FAMILIES, config.spec.name, config)  # the one line
 
 
-def settings(dtype="float32", *, micro=3, seq=10, **execution):
+def settings(precision="fp32", *, micro=3, seq=10, **execution):
     return RunConfig(
-        training=TrainingConfig(dtype=dtype, global_batch_size=6, seq_len=seq),
+        training=TrainingConfig(precision=precision, global_batch_size=6, seq_len=seq),
         parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=micro),
         execution=ExecutionConfig(**execution),
     )
@@ -118,9 +118,9 @@ def settings(dtype="float32", *, micro=3, seq=10, **execution):
     "config",
     [
         settings(),
-        settings("bfloat16", checkpoint_activations=True),
-        settings("bfloat16", micro=1, seq=600),
-        settings(autocast_bf16=True, micro=1, seq=600),
+        settings("bf16", checkpoint_activations=True),
+        settings("bf16", micro=1, seq=600),
+        settings("bf16-mixed", micro=1, seq=600),
     ],
     ids=["plain", "bfloat16 checkpointed", "bfloat16 of a long text", "autocast of a long text"],
 )

@@ -2,7 +2,7 @@
 they are trained. A new boundary method, number format, compressor, feedback, model family, kind of projection or value
 of a setting is among them without a line here.
 
-Left out: `training.dtype = "float64"`, which some devices do not have; `execution.compile`, which makes code for CPUs
+Left out: `training.precision = "fp64"`, which some devices do not have; `execution.compile`, which makes code for CPUs
 and GPUs only.
 """
 
@@ -109,19 +109,17 @@ def model_settings(family, model="dense"):
 
 
 def trainings():
-    """Families, kinds of model, optimisers, data types and ways to execute: rows in which every two of them meet."""
+    """Families, kinds of model, optimisers, precisions and ways to execute: rows in which every two of them meet."""
     axes = {
         "family": [*FAMILIES],
         "model": [*MODELS],
         "second_moment": values_of(OptimizerConfig, "second_moment"),
-        "dtype": [name for name in values_of(TrainingConfig, "dtype") if name != "float64"],
+        "precision": [name for name in values_of(TrainingConfig, "precision") if name not in ("auto", "fp64")],
         "execution": ["plain", *(field.name for field in fields(ExecutionConfig) if field.name != "compile")],
     }
 
-    def allowed(model, second_moment, dtype, execution, **_row):
-        """The optimiser's choice is for subspaces. With bfloat16 weights autocast is another function on a CPU: torch
-        computes a layer norm in float32 on accelerators only."""
-        by_row = second_moment == OptimizerConfig.second_moment
-        return (by_row or model.startswith("subspace")) and (dtype, execution) != ("bfloat16", "autocast_bf16")
+    def allowed(model, second_moment, **_row):
+        """The optimiser's choice is for subspaces."""
+        return second_moment == OptimizerConfig.second_moment or model.startswith("subspace")
 
     return cover(rows_of(axes, allowed))

@@ -7,7 +7,8 @@ both (see `ordering.h`). Non-blocking copies with pinned memory take place as la
 too early holds NaN, and a source that is overwritten too early is an error.
 
 In the environment of a program: SIM_DEVICES (2), SIM_NO_F64=1 (no float64, as MPS), SIM_RACES=0 (races are no errors),
-SIM_MEMORY_BYTES (of each device; the machine's memory if not given), SIM_SEED (copies and synchronisations take random
+SIM_MEMORY_BYTES (of each device; the machine's memory if not given), SIM_BF16_UNITS (1 or 0: what `is_bf16_supported`
+says; not given: the device does not say), SIM_SEED (copies and synchronisations take random
 times, so that threads meet in another order for each seed).
 
 Programs that a test starts get the device from their environment (`environment()`), without code for it: torch loads

@@ -21,7 +21,7 @@ IDS = torch.arange(2 * 24).view(2, 24) * 7 % 96
 def train(config, device, *, steps=3, fused=True, autocast=False):
     """Losses and final parameters, on the CPU."""
     model = materialise(build(config), seed=1, device=device)
-    model.set_execution(ExecutionConfig(autocast_bf16=autocast))
+    model.set_execution(ExecutionConfig(), autocast_bf16=autocast)
     optimizer = RowwiseAdamW(model.parameters(), lr=1e-2, fused=fused)
     ids, losses = IDS.to(device), []
     for step in range(steps):

@@ -14,6 +14,7 @@ Counts (`counts()`) are of the whole process since `reset_counts()`:
 | `synchronize_item`, `synchronize_shape` | `Tensor.item()`; operators whose result has a size that depends on numbers |
 """
 
+import os
 from collections import Counter
 from contextlib import contextmanager
 
@@ -137,8 +138,10 @@ def get_amp_supported_dtype():
     return [torch.bfloat16, torch.float16]
 
 
-def is_bf16_supported(including_emulation=True):  # noqa: ARG001  as torch.cuda's
-    return True
+if "SIM_BF16_UNITS" in os.environ:  # 1 or 0; without it the device does not say, as MPS
+
+    def is_bf16_supported(including_emulation=True):  # noqa: ARG001  as torch.cuda's
+        return os.environ["SIM_BF16_UNITS"] == "1"
 
 
 # What no real device has.

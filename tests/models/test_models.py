@@ -183,7 +183,7 @@ def test_activation_checkpointing_keeps_fewer_tensors():
 def test_bf16_autocast_is_close_and_state_keeps_its_dtype(name):
     model = materialise(build(CONFIGS[name]), seed=1)
     exact = model(IDS)
-    model.set_execution(ExecutionConfig(autocast_bf16=True))
+    model.set_execution(ExecutionConfig(), autocast_bf16=True)
     torch.testing.assert_close(model(IDS).float(), exact, rtol=0.05, atol=0.02)
     if len(model.segments) > 1:
         assert model.segments[0](IDS).dtype == torch.float32

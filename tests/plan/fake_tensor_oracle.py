@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from thinpipe.config.model import ExecutionConfig, ModelConfig
+from thinpipe.config.precision import Recipe
 from thinpipe.config.run import RunConfig
 from thinpipe.models.boundary_projection import OrthonormalProjection
 from thinpipe.models.model import Segment, build
@@ -30,7 +31,7 @@ from thinpipe.subspace.factorized_embedding import FactorizedEmbedding
 def check_costs(model: ModelConfig, config: RunConfig, indices: Sequence[int] | None = None) -> None:
     """Asserts that the cost model says the same as the oracle, of all segments or of those with these indices."""
     built, costs = build(model), cost_model.segment_costs(model, config)
-    dtype = getattr(torch, config.training.dtype)
+    dtype = getattr(torch, config.planned_recipe.weights)
     for index in range(len(costs)) if indices is None else indices:
         cost, segment = costs[index], built.segments[index]
         numel = sum(parameter.numel() for parameter in segment.parameters())
@@ -39,8 +40,8 @@ def check_costs(model: ModelConfig, config: RunConfig, indices: Sequence[int] | 
         assert cost.gradients_nbytes == cost.weights_nbytes
         assert cost.tables_nbytes == _tables_numel(segment) * dtype.itemsize, index
         assert cost.flops_per_token == flops_per_token(segment, config), index
-        sizes = {"batch": config.microbatch_size, "tokens": config.training.seq_len, "dtype": dtype}
-        saved = count_saved_activations(segment, config.execution, **sizes)
+        sizes = {"batch": config.microbatch_size, "tokens": config.training.seq_len, "recipe": config.planned_recipe}
+        saved = count_saved_activations(segment, config.execution, **sizes)  # type: ignore[arg-type]
         assert (cost.activation_nbytes, cost.peak_extra_nbytes) == (saved.nbytes, saved.peak_extra_nbytes), index
     assert cost_model.shared_nbytes(model, config) == shared_nbytes(model, config)
 
@@ -76,7 +77,7 @@ def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
     held = sum(buffer.nbytes for _, buffer in built.named_buffers())  # a shared buffer is listed once
     if isinstance(built.space, Subspace):
         held += 3 * built.space.basis_DK.nbytes  # a second basis during an update, and the tracker sums
-    return held * 2 if config.training.dtype == "float64" else held
+    return held * 2 if config.planned_recipe.weights == "float64" else held
 
 
 def flops_per_token(segment: Segment, config: RunConfig) -> float:
@@ -106,10 +107,14 @@ def _products_with_basis(segment: Segment, config: RunConfig) -> int:
 
 
 def _memory_nbytes(segment: Segment, config: RunConfig, microbatches: int) -> int:
-    dtype: torch.dtype = getattr(torch, config.training.dtype)
+    dtype: torch.dtype = getattr(torch, config.planned_recipe.weights)
     weights = sum(parameter.numel() for parameter in segment.parameters()) * dtype.itemsize
     saved = count_saved_activations(
-        segment, config.execution, batch=config.microbatch_size, tokens=config.training.seq_len, dtype=dtype
+        segment,
+        config.execution,
+        batch=config.microbatch_size,
+        tokens=config.training.seq_len,
+        recipe=config.planned_recipe,
     )
     gradients, held = weights, microbatches * saved.nbytes + saved.peak_extra_nbytes
     # With one micro-batch, gradients are allocated as activations are freed, so the two do not add up. With more,
@@ -119,14 +124,14 @@ def _memory_nbytes(segment: Segment, config: RunConfig, microbatches: int) -> in
 
 
 def state_nbytes(segment: Segment, config: RunConfig) -> int:
-    dtype: torch.dtype = getattr(torch, config.training.dtype)
+    dtype: torch.dtype = getattr(torch, config.planned_recipe.weights)
     rule = config.optimizer.second_moment
     numbers = sum(2 * each.numel() + second_moment_shape(each, rule).numel() for each in segment.parameters())
     return numbers * dtype.itemsize
 
 
 def count_saved_activations(
-    segment: Segment, execution: ExecutionConfig, *, batch: int, tokens: int, dtype: torch.dtype
+    segment: Segment, execution: ExecutionConfig, *, batch: int, tokens: int, recipe: Recipe
 ) -> SavedActivations:
     """Activation memory of a segment that is on the meta device.
 
@@ -134,22 +139,21 @@ def count_saved_activations(
     else a tensor inside an MLP. With activation checkpointing it also adds one recomputed block.
     """
     plain = replace(execution, compile=False, checkpoint_activations=False)
-    all_nbytes = _saved_nbytes(segment, plain, batch, tokens, dtype)
+    all_nbytes = _saved_nbytes(segment, plain, batch, tokens, recipe)
     gradients = 2 * max(all_nbytes)
     if not execution.checkpoint_activations:
         return SavedActivations(nbytes=sum(all_nbytes), peak_extra_nbytes=gradients)
-    outside = sum(_saved_nbytes(segment, replace(plain, checkpoint_activations=True), batch, tokens, dtype))
+    outside = sum(_saved_nbytes(segment, replace(plain, checkpoint_activations=True), batch, tokens, recipe))
     one_block = (sum(all_nbytes) - outside) // len(segment.blocks)
     # Block inputs are counted in `outside`, except for the base of a subspace stream.
-    base = batch * tokens * segment.config.dim * dtype.itemsize if isinstance(segment.space, Subspace) else 0
+    base = batch * tokens * segment.config.dim * recipe.itemsize if isinstance(segment.space, Subspace) else 0
     return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(0, one_block) + gradients)
 
 
-def _saved_nbytes(
-    segment: Segment, execution: ExecutionConfig, batch: int, tokens: int, dtype: torch.dtype
-) -> list[int]:
+def _saved_nbytes(segment: Segment, execution: ExecutionConfig, batch: int, tokens: int, recipe: Recipe) -> list[int]:
     """Bytes of every storage that autograd saves, without parameters and buffers; views of one storage count once."""
-    before, segment.execution = segment.execution, execution
+    before, dtype = (segment.execution, segment.autocast_bf16), getattr(torch, recipe.weights)
+    segment.execution, segment.autocast_bf16 = execution, recipe.autocast_bf16
     saved: dict[int, Tensor] = {}
 
     def save(tensor: Tensor) -> Tensor:
@@ -171,7 +175,7 @@ def _saved_nbytes(
                 save(loss)  # the output state: it is sent, and held until the backward pass starts from it
             return [tensor.untyped_storage().nbytes() for tensor in saved.values()]
     finally:
-        segment.execution = before
+        segment.execution, segment.autocast_bf16 = before
 
 
 def _fake_tensors(segment: Segment, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from thinpipe.config.model import ExecutionConfig
 from thinpipe.config.run import RunConfig, TrainingConfig
 from thinpipe.core.errors import UserError
 from thinpipe.planning.devices import DEVICES, find_device, precision_of
@@ -160,8 +159,8 @@ def test_every_device_is_found_by_its_own_name():
 
 def test_the_precision_of_a_run():
     assert precision_of(RunConfig()) == "fp32"
-    assert precision_of(RunConfig(execution=ExecutionConfig(autocast_bf16=True))) == "bf16"
-    assert precision_of(RunConfig(training=TrainingConfig(dtype="bfloat16"))) == "bf16"
+    assert precision_of(RunConfig(training=TrainingConfig(precision="bf16-mixed"))) == "bf16"
+    assert precision_of(RunConfig(training=TrainingConfig(precision="bf16"))) == "bf16"
 
 
 def test_peers_that_were_measured():

@@ -42,24 +42,24 @@ MODELS = {
 }
 
 
-def way(dtype="float32", *, autocast=False, checkpointed=False, second_moment="row", micro=3, seq=10):
+def way(precision="fp32", *, checkpointed=False, second_moment="row", micro=3, seq=10):
     return RunConfig(
-        training=TrainingConfig(dtype=dtype, global_batch_size=6, seq_len=seq),
+        training=TrainingConfig(precision=precision, global_batch_size=6, seq_len=seq),
         parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=micro),
         optimizer=OptimizerConfig(second_moment=second_moment),
-        execution=ExecutionConfig(autocast_bf16=autocast, checkpoint_activations=checkpointed),
+        execution=ExecutionConfig(checkpoint_activations=checkpointed),
     )
 
 
 WAYS = {
     "plain": way(),
-    "bfloat16 checkpointed": way("bfloat16", checkpointed=True, second_moment="element"),
-    "autocast of one sample": way(autocast=True, micro=1, seq=600),
+    "bfloat16 checkpointed": way("bf16", checkpointed=True, second_moment="element"),
+    "autocast of one sample": way("bf16-mixed", micro=1, seq=600),
 }
 MORE_WAYS = {
-    "autocast checkpointed": way(autocast=True, checkpointed=True),
-    "float64": way("float64", autocast=True, micro=6),
-    "bfloat16 of one long sample": way("bfloat16", micro=1, seq=600),
+    "autocast checkpointed": way("bf16-mixed", checkpointed=True),
+    "float64": way("fp64", micro=6),
+    "bfloat16 of one long sample": way("bf16", micro=1, seq=600),
 }
 
 
@@ -78,12 +78,12 @@ def test_and_in_other_precisions(name, config):
 @pytest.mark.parametrize("settings", [{"subspace": SubspaceConfig(width=40)}, {"projection": WITH_TOKEN_PRIOR}])
 def test_costs_of_a_large_model_in_32_segments(settings):
     model = replace(PRESETS["llama-8b"], boundaries=tuple(range(1, 32)), **settings)
-    check_costs(model, way(autocast=True, micro=1, seq=2048), indices=(0, 1, 31))
+    check_costs(model, way("bf16-mixed", micro=1, seq=2048), indices=(0, 1, 31))
 
 
 def test_costs_of_a_real_gpt2():
     check_costs(PRESETS["gpt2"], way(seq=1024))
-    check_costs(replace(PRESETS["gpt2"], tied=False, boundaries=(6,)), way(seq=1024, autocast=True))
+    check_costs(replace(PRESETS["gpt2"], tied=False, boundaries=(6,)), way("bf16-mixed", seq=1024))
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])

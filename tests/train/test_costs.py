@@ -25,7 +25,18 @@ def needs_of(model, config, processes=None):
 
 
 def case(
-    preset, *, dim=256, layers=4, batch=4, micro=2, seq=256, subspace=None, projection=None, boundaries=(), **execution
+    preset,
+    *,
+    dim=256,
+    layers=4,
+    batch=4,
+    micro=2,
+    seq=256,
+    subspace=None,
+    projection=None,
+    boundaries=(),
+    precision="fp32",
+    **execution,
 ):
     model = {"preset": preset, "dim": dim, "n_layers": layers, "n_heads": dim // 64, "max_seq_len": 1024}
     model |= {"subspace": subspace or {}, "projection": projection or {}, "boundaries": list(boundaries)}
@@ -33,7 +44,7 @@ def case(
         model |= {"n_kv_heads": dim // 128, "hidden_dim": 8 * dim // 3 // 32 * 32}
     return {
         "model": model,
-        "training": {"global_batch_size": batch, "seq_len": seq, "device": "cpu"},
+        "training": {"global_batch_size": batch, "seq_len": seq, "device": "cpu", "precision": precision},
         "parallelism": {"pipeline_parallel_microbatch_size": micro},
         "execution": execution,
     }
@@ -58,7 +69,7 @@ CASES = {
         for subspace in (None, CONFINED)
         for size, fields in SIZES.items()
     },
-    ("llama-tiny", "bfloat16"): case("llama-tiny", dim=384, batch=2, micro=1, autocast_bf16=True),
+    ("llama-tiny", "bfloat16"): case("llama-tiny", dim=384, batch=2, micro=1, precision="bf16-mixed"),
     ("gpt2-tiny", "checkpointed"): case("gpt2-tiny", layers=6, batch=2, micro=1, seq=512, checkpoint_activations=True),
     ("llama-tiny", "keel"): case("llama-tiny", batch=2, micro=1, seq=512, projection=KEEL, boundaries=(1, 3)),
     ("llama-tiny", "cut"): case("llama-tiny", batch=2, micro=1, seq=512, subspace={"width": 32}, boundaries=(1, 3)),

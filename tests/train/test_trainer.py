@@ -143,7 +143,7 @@ def test_the_number_of_microbatches_only_regroups_the_sum(run_config):
         config = replace(
             in_folder(run_config, f"micro-{size}"),
             parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=size),
-            training=replace(run_config.training, dtype="float64"),
+            training=replace(run_config.training, precision="fp64"),
         )
         Trainer(config).train()
         losses[size] = [event.loss for event in events(config, Step)]
@@ -303,7 +303,7 @@ def test_another_model_in_the_folder_is_refused(run_config):
     ("change", "message"),
     [
         ({"optimizer": OptimizerConfig(second_moment="element")}, r"another optimizer.second_moment than 'element'"),
-        ({"training": {"dtype": "bfloat16"}}, r"holds float32 weights, training.dtype is bfloat16"),
+        ({"training": {"precision": "bf16"}}, r"holds float32 weights, and training.precision keeps bfloat16 ones"),
         ({"training": {"seq_len": 8}}, r"training.seq_len has changed .*step-00000004 was saved \(16 -> 8\)"),
         ({"debug": {"seed": 1}}, r"debug.seed has changed .*step-00000004 was saved \(0 -> 1\)"),
     ],

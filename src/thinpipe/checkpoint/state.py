@@ -158,7 +158,9 @@ def _set_moments(
 def _refuse_other_dtype(parameter: nn.Parameter, saved: Tensor, checkpoint: Checkpoint) -> None:
     if saved.dtype != parameter.dtype:
         here, there = (str(dtype).removeprefix("torch.") for dtype in (parameter.dtype, saved.dtype))
-        raise UserError(f"{checkpoint.path} holds {there} weights, training.dtype is {here}: use the same")
+        raise UserError(
+            f"{checkpoint.path} holds {there} weights, and training.precision keeps {here} ones: use the same"
+        )
 
 
 def _get(tensors: Mapping[str, Tensor], name: str, checkpoint: Checkpoint) -> Tensor:

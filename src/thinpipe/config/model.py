@@ -217,12 +217,10 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionConfig:
-    """How a segment executes: memory, speed, precision of matrix products. The model itself does not depend on it."""
+    """How a segment executes: memory and speed. The model itself does not depend on it."""
 
     checkpoint_activations: bool = False
     """Activation checkpointing: keep only the input of each block and recompute the block in the backward pass. Less
     memory, about a third more compute time."""
-    autocast_bf16: bool = False
-    """Compute matrix products in bfloat16 (autocast); parameters and boundary states keep their data type."""
     compile: bool = False
     """Compile each block with torch.compile."""

@@ -13,6 +13,7 @@ from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.config.families import PRESETS
 from thinpipe.config.link import LinkConfig
 from thinpipe.config.model import ExecutionConfig, ModelConfig, ProjectionConfig, SubspaceConfig
+from thinpipe.config.precision import RECIPES, Precision, Recipe
 from thinpipe.core.errors import UserError
 
 
@@ -108,8 +109,10 @@ class TrainingConfig:
     """Tokens per sequence."""
     max_norm: float = 1.0
     """Gradient clipping: maximum global gradient norm. inf switches clipping off."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Data type of weights and optimiser state."""
+    precision: Precision = "auto"
+    """Precision recipe. fp32: float32 throughout. bf16-mixed: float32 weights and optimiser state, matrix products in
+    bfloat16. bf16: bfloat16 weights and optimiser state. fp64: float64 throughout. auto: bf16-mixed on a GPU that has
+    units for bfloat16, else fp32."""
     device: str = "auto"
     """Device to train on: auto, cpu, cuda, cuda:N or mps. auto selects a GPU if there is one."""
 
@@ -371,6 +374,11 @@ class RunConfig:
     @property
     def microbatch_size(self) -> int:
         return self.parallelism.pipeline_parallel_microbatch_size or self.training.global_batch_size
+
+    @property
+    def planned_recipe(self) -> Recipe:
+        """Recipe by which sizes are counted where the device is not known: auto counts as fp32."""
+        return RECIPES["fp32" if self.training.precision == "auto" else self.training.precision]
 
     @property
     def microbatches(self) -> int:

@@ -48,7 +48,7 @@ class Segment(nn.Module):
         by_name = nn.ModuleDict({str(index): block for index, block in blocks.items()})
         self.first, self.blocks, self.last = first, by_name, last  # in layer order, as in the whole model
         self.projections = nn.ModuleDict({} if projection is None else {str(projection.segment): projection})
-        self.execution = ExecutionConfig()
+        self.execution, self.autocast_bf16 = ExecutionConfig(), False
         self.on_gradient: OnGradient | None = None
         """Callback that receives the D-wide gradient at the input of this segment in every backward pass. Not called in
         a segment with a boundary projection."""
@@ -67,7 +67,7 @@ class Segment(nn.Module):
         ValueError if the seed is missing, or if the tokens exceed max_seq_len or the cache.
         """
         start = self._first_position(ids_BT.shape[1], cache)
-        with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.execution.autocast_bf16):
+        with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.autocast_bf16):
             if self.first is not None:
                 state = self.first(ids_BT, start, dropout_seed)
             elif state is None:
@@ -166,10 +166,11 @@ class Model(nn.Module):
         assert state is not None
         return state
 
-    def set_execution(self, execution: ExecutionConfig) -> None:
-        """Sets the execution options of all segments, and compiles the blocks if asked to."""
+    def set_execution(self, execution: ExecutionConfig, *, autocast_bf16: bool = False) -> None:
+        """Sets the execution options of all segments, and compiles the blocks if asked to. `autocast_bf16`: compute
+        matrix products in bfloat16; parameters and boundary states keep their data type."""
         for segment in self.segments:
-            segment.execution = execution
+            segment.execution, segment.autocast_bf16 = execution, autocast_bf16
         if execution.compile:
             for each in self.blocks.modules():
                 if (

@@ -15,7 +15,7 @@ def boundary_method(model: ModelConfig, config: RunConfig) -> BoundaryMethod:
         tokens=config.training.seq_len,
         width=model.state_width,
         vocab_size=model.vocab_size,
-        dtype=getattr(torch, config.training.dtype),
+        dtype=getattr(torch, config.planned_recipe.weights),
     )
     in_subspace = model.subspace.width is not None
     return make_method(config.boundary, shape, in_subspace=in_subspace, seed=config.debug.seed)

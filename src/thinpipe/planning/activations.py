@@ -62,12 +62,12 @@ class _SegmentPass:
     @property
     def itemsize(self) -> int:
         """Bytes per element of weights and of the residual stream."""
-        return ITEM_NBYTES[self.config.training.dtype]
+        return self.config.planned_recipe.itemsize
 
     @property
     def uses_autocast(self) -> bool:
-        """Under autocast the factors of matrix products are copied to bfloat16; float64 is exempt."""
-        return self.config.execution.autocast_bf16 and self.config.training.dtype == "float32"
+        """Under autocast the factors of matrix products are copied to bfloat16."""
+        return self.config.planned_recipe.autocast_bf16
 
     @property
     def matmul_itemsize(self) -> int:

@@ -100,7 +100,8 @@ def find_device(name: str) -> tuple[str, Device]:
 
 def precision_of(config: RunConfig) -> Precision:
     """Precision of the run's matrix products. A float64 run counts as fp32: give its machines explicit tflops."""
-    return "bf16" if config.training.dtype == "bfloat16" or config.execution.autocast_bf16 else "fp32"
+    recipe = config.planned_recipe
+    return "bf16" if recipe.weights == "bfloat16" or recipe.autocast_bf16 else "fp32"
 
 
 def _key(name: str) -> str:

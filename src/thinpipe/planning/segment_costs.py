@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.parameter_shapes import ParameterGroup, SegmentShapes, segment_shapes
 from thinpipe.config.run import RunConfig
-from thinpipe.core.units import ITEM_NBYTES
 from thinpipe.pipeline.placement import in_flight_microbatches
 from thinpipe.planning.activations import count_saved_activations
 from thinpipe.planning.partition import SegmentNeeds
@@ -104,7 +103,7 @@ def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
         rows = [model.vocab_size, model.max_seq_len] if model.has_position_table else [model.vocab_size]
         held += sum(_frozen_table_nbytes(model, count) for count in rows)
         held += 4 * model.dim * model.subspace.width * 4  # a new basis beside the old one, and the tracker's two sums
-    return held * 2 if config.training.dtype == "float64" else held
+    return held * 2 if config.planned_recipe.weights == "float64" else held
 
 
 def _frozen_table_nbytes(model: ModelConfig, rows: int) -> int:
@@ -114,7 +113,7 @@ def _frozen_table_nbytes(model: ModelConfig, rows: int) -> int:
 
 
 def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> SegmentCost:
-    itemsize = ITEM_NBYTES[config.training.dtype]
+    itemsize = config.planned_recipe.itemsize
     numel = sum(each.numel for each in shapes.unique_parameters)
     second_moments = sum(each.second_moment_numel(config.optimizer.second_moment) for each in shapes.unique_parameters)
     forward, backward = _flops_per_token(model, config, index, shapes)

@@ -19,11 +19,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinpipe.checkpoint import Checkpoint, codec_states, layers_of, restore, restore_codec_states, state_by_layer
+from thinpipe.config.precision import recipe_of
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import LinkTraffic
 from thinpipe.device.choice import choose_device, make_current
-from thinpipe.device.memory import peak_nbytes
+from thinpipe.device.memory import device_name, peak_nbytes
+from thinpipe.device.precision import has_bf16_units
 from thinpipe.models import Model, ModelConfig, build, materialise
 from thinpipe.optim import RowwiseAdamW
 from thinpipe.pipeline.boundary_methods import boundary_method
@@ -75,7 +77,12 @@ class Engine:
         self.config, self.group, self.collectives = config, group, collectives or collectives_for(group)
         self.device = choose_device(config.training.device)
         make_current(self.device)
-        dtype = getattr(torch, config.training.dtype)
+        self.recipe = recipe_of(
+            config.training.precision,
+            has_bf16_units=has_bf16_units(self.device),
+            device=device_name(self.device),
+        )
+        dtype = getattr(torch, self.recipe.weights)
         self.model = build(model_config)
         self.names = [name for name, _ in self.model.named_parameters()]
         parallelism, count = config.parallelism, len(self.model.segments)
@@ -90,7 +97,7 @@ class Engine:
         self.sanity = MessageSanityCheck()
         for index in self.local_segments:
             materialise(self.model.segments[index], seed=config.debug.seed, device=self.device, dtype=dtype)
-        self.model.set_execution(config.execution)
+        self.model.set_execution(config.execution, autocast_bf16=self.recipe.autocast_bf16)
         self.parameters = {
             name: parameter
             for index in self.local_segments

@@ -7,7 +7,7 @@ import psutil
 import pytest
 import torch
 
-from thinpipe.config.model import ExecutionConfig
+from thinpipe.config.precision import RECIPES
 from thinpipe.config.run import RunConfig, TrainingConfig
 from thinpipe.core.errors import UserError
 from thinpipe.device.memory import _container_nbytes, usable_nbytes
@@ -17,9 +17,9 @@ CPU = torch.device("cpu")
 CONFIG = RunConfig(training=TrainingConfig(device="cpu", global_batch_size=4))
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_a_machine_is_measured(autocast):
-    config = replace(CONFIG, execution=ExecutionConfig(autocast_bf16=autocast))
+@pytest.mark.parametrize("precision", ["auto", "bf16-mixed"])
+def test_a_machine_is_measured(precision):
+    config = replace(CONFIG, training=replace(CONFIG.training, precision=precision))
     report = measure_machine(config, dim=128, seconds=0.5)
     assert report.device
     assert report.threads == torch.get_num_threads()
@@ -29,7 +29,7 @@ def test_a_machine_is_measured(autocast):
 
 @pytest.mark.quiet
 def test_flops_are_those_of_a_product_of_this_size():
-    found = measure_flops(CPU, tokens=512, dim=512, dtype=torch.float32, autocast_bf16=False, seconds=0.5)
+    found = measure_flops(CPU, tokens=512, dim=512, recipe=RECIPES["fp32"], seconds=0.5)
     left, right = torch.randn(512, 512), torch.randn(512, 2048)
     best = float("inf")
     for _ in range(20):
@@ -46,7 +46,7 @@ def test_a_small_and_a_large_model_take_the_time_that_was_given():
     measure_machine(CONFIG, dim=128, seconds=0.5)
     assert time.monotonic() - began < 5
     began = time.monotonic()
-    measure_flops(CPU, tokens=100_000, dim=1024, dtype=torch.float32, autocast_bf16=False, seconds=0.5)
+    measure_flops(CPU, tokens=100_000, dim=1024, recipe=RECIPES["fp32"], seconds=0.5)
     assert time.monotonic() - began < 8
 
 

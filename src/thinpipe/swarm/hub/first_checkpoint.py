@@ -20,7 +20,7 @@ def make_first_checkpoint(config: RunConfig, dataset_info: DatasetInfo, folder: 
     if config.model.initial is not None:
         return _from_checkpoint(config, dataset_info, folder, find_checkpoint(config.model.initial))
     model_config = config.model.resolve(dataset_info.vocab_size)
-    dtype: torch.dtype = getattr(torch, config.training.dtype)
+    dtype: torch.dtype = getattr(torch, config.planned_recipe.weights)
     folder.begin(0)
     files: dict[str, FileEntry] = {}
     for index in range(len(model_config.segments)):

@@ -1,8 +1,8 @@
 """Measures a peer's machine: floating-point rate in matrix products, and memory that a run may use.
 
-The product is [tokens, D] times [D, 4 D], about that of an MLP, forward and backward, in the run's dtype and autocast
-setting. A whole training step reaches a lower rate (norms, attention, optimizer), by a factor that is much the same for
-machines of a kind: the partition of segments over peers comes out right, predicted step times come out too short.
+The product is [tokens, D] times [D, 4 D], about that of an MLP, forward and backward, in the run's precision. A whole
+training step reaches a lower rate (norms, attention, optimizer), by a factor that is much the same for machines of a
+kind: the partition of segments over peers comes out right, predicted step times come out too short.
 Links are measured by bandwidth_probe.
 """
 
@@ -11,10 +11,12 @@ import time
 import torch
 import torch.nn.functional as F
 
+from thinpipe.config.precision import Recipe, recipe_of
 from thinpipe.config.run import RunConfig
 from thinpipe.device.choice import choose_device, synchronise
 from thinpipe.device.device_class import device_class
 from thinpipe.device.memory import device_name, usable_nbytes
+from thinpipe.device.precision import has_bf16_units
 from thinpipe.swarm.protocol.machine_report import ProcessorReport
 
 _FIRST_TOKENS = 32
@@ -33,8 +35,7 @@ def measure_machine(
         device,
         tokens=config.microbatch_size * config.training.seq_len,
         dim=dim,
-        dtype=getattr(torch, config.training.dtype),
-        autocast_bf16=config.execution.autocast_bf16,
+        recipe=recipe_of(config.training.precision, has_bf16_units=has_bf16_units(device), device=device_name(device)),
         seconds=seconds,
     )
     return ProcessorReport(
@@ -46,20 +47,19 @@ def measure_machine(
     )
 
 
-def measure_flops(
-    device: torch.device, *, tokens: int, dim: int, dtype: torch.dtype, autocast_bf16: bool, seconds: float
-) -> float:
+def measure_flops(device: torch.device, *, tokens: int, dim: int, recipe: Recipe, seconds: float) -> float:
     """Floating-point operations per second, the best of several runs: disturbances only make a run slower.
 
     The product is [tokens, dim] times [dim, 4 dim], forward and backward; with fewer tokens where all of them would
     take too long.
     """
+    dtype = getattr(torch, recipe.weights)
     weight = torch.randn(4 * dim, dim, dtype=dtype, device=device).mul_(0.02)
     rows = min(tokens, _FIRST_TOKENS)
-    _time_matmul(weight, rows, autocast_bf16)  # warm-up: libraries load on first use
+    _time_matmul(weight, rows, recipe.autocast_bf16)  # warm-up: libraries load on first use
     best, began = 0.0, time.monotonic()
     while True:
-        seconds_taken = _time_matmul(weight, rows, autocast_bf16)
+        seconds_taken = _time_matmul(weight, rows, recipe.autocast_bf16)
         best = max(best, 6 * weight.numel() * rows / seconds_taken)
         if time.monotonic() - began >= seconds:
             return best

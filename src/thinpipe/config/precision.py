@@ -1,0 +1,56 @@
+"""Precision recipes: which numbers a run computes with and stores. Imports no torch.
+
+A recipe is named by `training.precision`. All sizes that follow from one are counted in `planning.segment_costs`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from thinpipe.core.errors import UserError
+from thinpipe.core.units import ITEM_NBYTES
+
+Precision = Literal["auto", "fp32", "bf16-mixed", "bf16", "fp64"]
+DType = Literal["float32", "bfloat16", "float64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Data types of weights, states and matrix products."""
+
+    name: str
+    weights: DType
+    """Data type of weights, of the residual stream and of the states that cross boundaries."""
+    autocast_bf16: bool = False
+    """Compute matrix products in bfloat16 from weights that are kept in `weights` (torch's autocast)."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a weight."""
+        return ITEM_NBYTES[self.weights]
+
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(name="fp32", weights="float32"),
+        Recipe(name="bf16-mixed", weights="float32", autocast_bf16=True),
+        Recipe(name="bf16", weights="bfloat16"),
+        Recipe(name="fp64", weights="float64"),
+    )
+}
+
+
+def recipe_of(precision: Precision, *, has_bf16_units: bool | None, device: str) -> Recipe:
+    """The recipe with which a device computes. auto: bf16-mixed with units for bfloat16, else fp32; both keep the same
+    state, so the processes of one run may differ in it.
+
+    `has_bf16_units`: None if it is not known. Raises UserError, with the name `device`, for a recipe with bfloat16 on a
+    card without units for it, which would emulate them, many times slower.
+    """
+    recipe = RECIPES[("bf16-mixed" if has_bf16_units else "fp32") if precision == "auto" else precision]
+    if has_bf16_units is False and (recipe.autocast_bf16 or recipe.weights == "bfloat16"):
+        raise UserError(
+            f"{device} has no units for bfloat16, so training.precision {precision!r} would be emulated: "
+            'set training.precision = "fp32" (float16 with loss scaling is not supported)'
+        )
+    return recipe
