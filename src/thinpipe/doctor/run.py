@@ -145,7 +145,7 @@ def _memory(config: RunConfig, model: ModelConfig) -> Finding:
     if len(needs) > 1:
         text += f", its largest segment {format_bytes(largest)}"
     if largest > usable:
-        fix = "Add boundaries, lower the micro-batch size or seq_len, or set execution.checkpoint_activations = true."
+        fix = 'Add boundaries, lower micro-batch size or seq_len, or set execution.checkpoint_activations = "block".'
         return problem("memory", text, fix)
     if whole > usable:
         return warning("memory", text, "Spread the run over several machines: `thinpipe hub` or torchrun.")

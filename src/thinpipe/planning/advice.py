@@ -69,8 +69,8 @@ def _missing_memory(name: str, missing: int) -> str:
 
 def _memory_savers(plan: Plan) -> Iterator[str]:
     config = plan.config
-    if not config.execution.checkpoint_activations:
-        yield "set execution.checkpoint_activations = true: a third more time, far fewer activations"
+    if config.execution.checkpoint_activations == "none":
+        yield 'set execution.checkpoint_activations = "block" or "segment": a third more time, far fewer activations'
     if config.microbatch_size % 2 == 0:
         yield f"set parallelism.pipeline_parallel_microbatch_size = {config.microbatch_size // 2}: half the activations"
     if config.parallelism.pipeline_parallel_schedule == "GPipe":
