@@ -10,7 +10,8 @@ import torch
 from thinpipe.config.precision import RECIPES
 from thinpipe.config.run import RunConfig, TrainingConfig
 from thinpipe.core.errors import UserError
-from thinpipe.device.memory import _container_nbytes, usable_nbytes
+from thinpipe.device.host import _container_nbytes
+from thinpipe.device.memory import usable_nbytes
 from thinpipe.swarm.peer.machine_probe import measure_flops, measure_machine
 
 CPU = torch.device("cpu")
