@@ -23,7 +23,7 @@ GB = 10**9
 def run_config(**parallelism) -> RunConfig:
     return RunConfig(
         model=ModelSettings(preset="llama-10m", boundaries=(2, 4, 6), subspace=SubspaceConfig(width=16)),
-        training=TrainingConfig(steps=100, global_batch_size=16, seq_len=128),
+        training=TrainingConfig(steps=100, global_batch_size=16, seq_len=128, precision="fp32"),
         parallelism=ParallelismConfig(**{"pipeline_parallel_microbatch_size": 2, **parallelism}),
         boundary=BoundaryConfig(forward="bf16", backward="int8"),
     )

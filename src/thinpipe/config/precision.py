@@ -17,7 +17,7 @@ DType = Literal["float32", "bfloat16", "float64"]
 class Recipe:
     """Data types of weights, states and matrix products."""
 
-    name: str
+    name: Precision
     weights: DType
     """Data type of weights, of the residual stream and of the states that cross boundaries."""
     autocast_bf16: bool = False
@@ -39,15 +39,18 @@ RECIPES: dict[str, Recipe] = {
     )
 }
 
+AUTO_RECIPES: tuple[Precision, Precision] = ("fp32", "bf16-mixed")
+"""Recipes that auto may choose: without and with units for bfloat16. Both keep the same weights and optimiser state."""
+
 
 def recipe_of(precision: Precision, *, has_bf16_units: bool | None, device: str) -> Recipe:
-    """The recipe with which a device computes. auto: bf16-mixed with units for bfloat16, else fp32; both keep the same
-    state, so the processes of one run may differ in it.
+    """The recipe with which a device computes. auto: one of `AUTO_RECIPES`, which keep the same state, so the
+    processes of one run may differ in it.
 
     `has_bf16_units`: None if it is not known. Raises UserError, with the name `device`, for a recipe with bfloat16 on a
     card without units for it, which would emulate them, many times slower.
     """
-    recipe = RECIPES[("bf16-mixed" if has_bf16_units else "fp32") if precision == "auto" else precision]
+    recipe = RECIPES[AUTO_RECIPES[bool(has_bf16_units)] if precision == "auto" else precision]
     if has_bf16_units is False and (recipe.autocast_bf16 or recipe.weights == "bfloat16"):
         raise UserError(
             f"{device} has no units for bfloat16, so training.precision {precision!r} would be emulated: "

@@ -1,4 +1,4 @@
-"""Load of one machine in a plan: its segments and their peak memory during a step."""
+"""Peak memory of a process during a step, by kind, and the load of one machine in a plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,6 +63,39 @@ def peak_in_flight(actions: Sequence[Sequence[Action]], stages: int) -> list[int
     return peak
 
 
+def process_memory(
+    placement: Placement,
+    process: int,
+    config: RunConfig,
+    model: ModelConfig,
+    costs: Sequence[SegmentCost],
+    held: Sequence[int],
+    *,
+    overhead_nbytes: int = 0,
+    activation_factor: float = 1.0,
+) -> MemoryUse:
+    """Peak memory of `process`. `held`: peak in-flight micro-batches of each stage; `overhead_nbytes`: bytes beside
+    tensors; `activation_factor`: measured activations divided by predicted ones."""
+    stages = placement.processes[process]
+    mine = [costs[segment] for segment in placement.segments_of(process)]
+    saved_nbytes = sum(
+        held[stage] * costs[segment].activation_nbytes for stage in stages for segment in placement.stages[stage]
+    )
+    activations = int(activation_factor * (saved_nbytes + max(cost.peak_extra_nbytes for cost in mine)))
+    gradients = sum(cost.gradients_nbytes for cost in mine)
+    if config.microbatches == 1:  # gradients are allocated while activations are freed
+        activations = max(0, activations - gradients)
+    return MemoryUse(
+        weights=sum(cost.weights_nbytes for cost in mine),
+        gradients=gradients,
+        optimiser=sum(cost.optimiser_nbytes for cost in mine),
+        activations=activations,
+        frozen=shared_nbytes(model, config),
+        overhead=overhead_nbytes,
+        tables=sum(cost.tables_nbytes for cost in mine),
+    )
+
+
 def machine_load_of(
     machine: Machine,
     placement: Placement,
@@ -73,29 +106,11 @@ def machine_load_of(
     held: Sequence[int],
 ) -> MachineLoad:
     """Load of the machine that runs `process`. `held`: peak in-flight micro-batches of each stage."""
-    stages = placement.processes[process]
-    segments = [segment for stage in stages for segment in placement.stages[stage]]
-    mine = [costs[segment] for segment in segments]
-    saved_nbytes = sum(
-        held[stage] * costs[segment].activation_nbytes for stage in stages for segment in placement.stages[stage]
-    )
-    activations = saved_nbytes + max(cost.peak_extra_nbytes for cost in mine)
-    gradients = sum(cost.gradients_nbytes for cost in mine)
-    if config.microbatches == 1:  # gradients are allocated while activations are freed
-        activations = max(0, activations - gradients)
-    memory = MemoryUse(
-        weights=sum(cost.weights_nbytes for cost in mine),
-        gradients=gradients,
-        optimiser=sum(cost.optimiser_nbytes for cost in mine),
-        activations=activations,
-        frozen=shared_nbytes(model, config),
-        overhead=machine.overhead_nbytes,
-        tables=sum(cost.tables_nbytes for cost in mine),
-    )
+    segments = placement.segments_of(process)
     return MachineLoad(
         machine=machine,
         segments=tuple(segments),
         blocks=sum(len(model.segments[segment]) for segment in segments),
-        parameters=sum(cost.parameters for cost in mine),
-        memory=memory,
+        parameters=sum(costs[segment].parameters for segment in segments),
+        memory=process_memory(placement, process, config, model, costs, held, overhead_nbytes=machine.overhead_nbytes),
     )

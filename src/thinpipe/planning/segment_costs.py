@@ -21,10 +21,11 @@ FLOPs are within 2 % of torch's own count, within 10 % with activation checkpoin
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.parameter_shapes import ParameterGroup, SegmentShapes, segment_shapes
+from thinpipe.config.precision import AUTO_RECIPES, Precision
 from thinpipe.config.run import RunConfig
 from thinpipe.pipeline.placement import in_flight_microbatches
 from thinpipe.planning.activations import count_saved_activations
@@ -63,7 +64,13 @@ class SegmentCost:
 
 
 def segment_costs(model: ModelConfig, config: RunConfig) -> list[SegmentCost]:
-    """Costs of every segment, in model order, without what the segments of a machine share (`shared_nbytes`)."""
+    """Costs of every segment, in model order, without what the segments of a machine share (`shared_nbytes`).
+
+    With `training.precision` auto, which depends on the device, the larger figures of the recipes that it may choose.
+    """
+    if config.training.precision == "auto":
+        choices = [segment_costs(model, with_precision(config, recipe)) for recipe in AUTO_RECIPES]
+        return [_larger(costs) for costs in zip(*choices, strict=True)]
     return [_cost(model, config, index, shapes) for index, shapes in enumerate(segment_shapes(model))]
 
 
@@ -111,6 +118,19 @@ def _frozen_table_nbytes(model: ModelConfig, rows: int) -> int:
     if model.subspace.fixed == "signs":
         return rows * -(-model.dim // 8) + 256 * 8  # packed bits, and the 8 signs of every byte value
     return rows * model.dim * 4
+
+
+def with_precision(config: RunConfig, precision: Precision) -> RunConfig:
+    return replace(config, training=replace(config.training, precision=precision))
+
+
+def _larger(costs: Sequence[SegmentCost]) -> SegmentCost:
+    """The first, with the largest activations of all."""
+    return replace(
+        costs[0],
+        activation_nbytes=max(cost.activation_nbytes for cost in costs),
+        peak_extra_nbytes=max(cost.peak_extra_nbytes for cost in costs),
+    )
 
 
 def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> SegmentCost:
