@@ -14,6 +14,7 @@ from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared
 
 MODEL = replace(PRESETS["llama-150m"], boundaries=(4, 8, 11))
 GB = 10**9
+HERE = MemoryBudget(place="here", free_nbytes=GB)
 
 
 def run_config(**training):
@@ -26,7 +27,7 @@ def fit(free, model=MODEL, **fields):
 
 
 def needed(config, model=MODEL):
-    return memory_of_processes(config, model)[0].total
+    return memory_of_processes(config, model, HERE)[0].total
 
 
 def with_settings(config, *, micro=None, checkpointed=None, precision=None):
@@ -108,7 +109,7 @@ def test_processes_that_share_a_device_are_added():
         with_settings(run_config(), micro=1),
         parallelism=ParallelismConfig(pipeline_parallel_degree=4, pipeline_parallel_microbatch_size=1),
     )
-    each = [use.total for use in memory_of_processes(config, MODEL)]
+    each = [use.total for use in memory_of_processes(config, MODEL, HERE)]
     both = replace(fit(GB), ranks=(1, 3), starting=2)
     assert both.memory(config).total == each[1] + each[3] + 2 * PROCESS_NBYTES
 

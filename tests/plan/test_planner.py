@@ -59,6 +59,19 @@ def test_a_machine_without_room_is_named_with_what_it_lacks():
     description = [change.description for change in advise(plan)]
     assert description[0].startswith("m0 lacks ")
     assert any("checkpoint_activations" in line for line in description)
+    assert description[-1] == "more machines, or machines with more memory"
+
+
+def test_advice_to_make_a_plan_fit_makes_it_fit():
+    enough = max(
+        load.memory.total for load in planned(run_config(pipeline_parallel_microbatch_size=1), four()).machine_loads
+    )
+    plan = planned(run_config(), four(memory_nbytes=enough))
+    *_, last = (change.description for change in advise(plan))
+    assert last.startswith("set parallelism.pipeline_parallel_microbatch_size = 1 (")
+    assert last.endswith("which fits")
+    assert planned(run_config(pipeline_parallel_microbatch_size=1), four(memory_nbytes=enough)).fits
+    assert not planned(run_config(pipeline_parallel_microbatch_size=1), four(memory_nbytes=enough - 1)).fits
 
 
 def test_a_slow_link_is_the_bottleneck_and_a_faster_one_is_advised():

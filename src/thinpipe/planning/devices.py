@@ -98,6 +98,11 @@ def find_device(name: str) -> tuple[str, Device]:
     return known, DEVICES[known]
 
 
+def is_same_device(name: str, other: str) -> bool:
+    """True if both name one device; ignores what `find_device` ignores."""
+    return _key(name) == _key(other)
+
+
 def precision_of(config: RunConfig) -> Precision:
     """Precision of the run's matrix products. A float64 run counts as fp32: give its machines explicit tflops."""
     recipe = config.planned_recipe

@@ -49,10 +49,9 @@ class Step:
     """Settings with this saving and those before it."""
     need: Need
 
-    def in_words(self, *, first: bool) -> str:
+    def in_words(self) -> str:
         end = ", which fits" if self.need.fits else ""
-        start = "" if first else "and "
-        return f"{start}{self.saving.setting} ({self.saving.price}): {format_bytes(self.need.nbytes)}{end}"
+        return f"{self.saving.setting} ({self.saving.price}): {format_bytes(self.need.nbytes)}{end}"
 
 
 def ways_to_fit(config: RunConfig, judge: Judge) -> list[Step]:
@@ -151,15 +150,16 @@ class LocalFit:
 
     def memory(self, config: RunConfig) -> MemoryUse:
         """Peak memory of all these processes together. Raises UserError for settings that cannot run."""
-        uses = memory_of_processes(config, self.model, activation_factor=self.budget.activation_factor)
+        uses = memory_of_processes(config, self.model, self.budget)
         mine = [uses[rank] for rank in self.ranks]
-        kinds = ("weights", "gradients", "optimiser", "activations", "frozen", "tables")
+        kinds = ("weights", "gradients", "optimiser", "activations", "frozen", "tables", "host")
         overhead = self.starting * self.budget.process_nbytes
         return MemoryUse(**{kind: sum(getattr(use, kind) for use in mine) for kind in kinds}, overhead=overhead)
 
     def judge(self, config: RunConfig) -> Need:
-        nbytes = self.memory(config).total
-        return Need(nbytes=nbytes, fits=nbytes <= self.budget.usable_nbytes)
+        use, host = self.memory(config), self.budget.host_free_nbytes
+        fits = use.total <= self.budget.usable_nbytes and (host is None or use.host <= host)
+        return Need(nbytes=use.total, fits=fits)
 
     def describe_need(self, config: RunConfig) -> str:
         """How much is needed and how much there is, with the parts of it."""
@@ -186,7 +186,7 @@ class LocalFit:
     def advice(self, config: RunConfig) -> list[str]:
         """What would make the run fit, one line for each change of settings, and the number of machines."""
         steps = ways_to_fit(config, self.judge)
-        lines = [step.in_words(first=index == 0) for index, step in enumerate(steps)]
+        lines = [f"{'and ' if index else ''}{step.in_words()}" for index, step in enumerate(steps)]
         enough = bool(steps) and steps[-1].need.fits
         if steps and not enough:
             lines[-1] += ", still too much"
@@ -197,22 +197,32 @@ class LocalFit:
         return lines or ["a smaller model, or a machine with more memory"]
 
 
-def memory_of_processes(config: RunConfig, model: ModelConfig, *, activation_factor: float = 1.0) -> list[MemoryUse]:
-    """Peak memory of every process of a run, in pipeline order, without what processes take beside tensors."""
+def memory_of_processes(config: RunConfig, model: ModelConfig, budget: MemoryBudget) -> list[MemoryUse]:
+    """Peak memory of every process of a run, in pipeline order, if each has a device like that of `budget`; without
+    what processes take of the device beside tensors."""
     section, costs = config.parallelism, segment_costs(model, config)
     degree, schedule = section.pipeline_parallel_degree, section.pipeline_parallel_schedule
     placement = place(schedule, degree, len(costs), section.pipeline_parallel_shares)
     extra = section.pipeline_parallel_extra_microbatches
     held = peak_in_flight(action_lists(schedule, degree, config.microbatches, extra=extra), len(placement.stages))
     return [
-        process_memory(placement, process, config, model, costs, held, activation_factor=activation_factor)
+        process_memory(
+            placement,
+            process,
+            config,
+            model,
+            costs,
+            held,
+            in_host_memory=budget.is_host,
+            activation_factor=budget.activation_factor,
+        )
         for process in range(degree)
     ]
 
 
 def machines_needed(config: RunConfig, model: ModelConfig, budget: MemoryBudget) -> tuple[int, int] | None:
     """Smallest number of machines with this much memory that hold the model, cut anywhere, and the bytes of the fullest
-    one. None if a single block is too large, or if the batch has too few micro-batches for so many machines."""
+    one. None if a single block is too large, or if the batch has fewer sequences than machines."""
     finest = replace(model, boundaries=tuple(range(1, model.n_layers)), tied=False)
     costs, shared = segment_costs(finest, config), shared_nbytes(finest, config)
     room = budget.usable_nbytes - shared

@@ -23,9 +23,9 @@ def render(plan: Plan, limit: str, changes: list[Change], cost: Cost) -> Rendera
     blocks += _sentences(plan, cost)
     blocks.append(Text(f"what limits it: {limit}"))
     heading = "what to change first" if plan.fits else "to make it fit"
-    for number, change in enumerate(changes[:_SHOWN_CHANGES], start=1):
-        gain = f" ({change.speedup:.2f} times as fast)" if plan.fits else ""
-        blocks.append(Text(f"{heading if number == 1 else 'or'}: {change.description}{gain}"))
+    for number, change in enumerate(changes[:_SHOWN_CHANGES] if plan.fits else changes, start=1):
+        start, gain = ("or: ", f" ({change.speedup:.2f} times as fast)") if plan.fits else ("  ", "")
+        blocks.append(Text(f"{f'{heading}: ' if number == 1 else start}{change.description}{gain}"))
     blocks += [Text(f"assumed: {words}", style="dim") for words in plan.assumptions]
     return Group(*blocks)
 
@@ -43,7 +43,7 @@ def _verdict(plan: Plan) -> Text:
 
 
 def _machines_table(plan: Plan) -> Table:
-    kinds = ("weights", "tables", "grads", "optim.", "activ.", "other", "total", "of")
+    kinds = ("weights", "tables", "grads", "optim.", "activ.", "other", "total", "of", "host")
     table = _table("memory, GB", "blocks", *kinds)
     for machine_load in plan.machine_loads:
         memory = machine_load.memory
@@ -56,12 +56,13 @@ def _machines_table(plan: Plan) -> Table:
             memory.overhead,
             memory.total,
             machine_load.machine.memory_nbytes,
+            memory.host,
         )
-        style = "red" if machine_load.missing_nbytes else None
+        style = None if machine_load.fits else "red"
         table.add_row(
             machine_load.machine.name,
             _blocks(plan, machine_load),
-            *(f"{size / 1e9:.2f}" for size in sizes),
+            *(f"{size / 1e9:.2f}" if size or index < len(sizes) - 1 else "" for index, size in enumerate(sizes)),
             style=style,
         )
     for name in plan.standbys:
@@ -133,6 +134,10 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds < 90 else format_duration_ceil(seconds)
 
 
+def _finite(nbytes: float | None) -> int | None:
+    return None if nbytes is None or math.isinf(nbytes) else int(nbytes)
+
+
 def as_dict(plan: Plan, limit: str, changes: list[Change], cost: Cost) -> dict[str, Any]:
     """The whole plan as JSON-compatible values."""
     seconds = plan.timeline.seconds
@@ -158,6 +163,11 @@ def as_dict(plan: Plan, limit: str, changes: list[Change], cost: Cost) -> dict[s
                     "total": machine_load.memory.total,
                     "available": machine_load.machine.memory_nbytes,
                     "missing": machine_load.missing_nbytes,
+                },
+                "host_memory_nbytes": {
+                    "total": machine_load.memory.host,
+                    "available": _finite(machine_load.machine.host_memory_nbytes),
+                    "missing": machine_load.missing_host_nbytes,
                 },
                 "token_tables_nbytes": machine_load.memory.tables,
                 "busy": busy / seconds,

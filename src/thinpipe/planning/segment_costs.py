@@ -47,6 +47,10 @@ class SegmentCost:
     """Activations saved by one micro-batch between its forward and its backward pass."""
     peak_extra_nbytes: int
     """Additional bytes while the segment computes."""
+    offloaded_nbytes: int = 0
+    """Part of `optimiser_nbytes` that is in the host's memory, if the device has memory of its own."""
+    streamed_nbytes: int = 0
+    """Bytes of the device during an update, for optimizer state that comes from the host and returns."""
     tables_nbytes: int
     """Part of `weights_nbytes`: tables looked up by token, bigram or position, and the matrices that project their rows
     up."""
@@ -86,19 +90,19 @@ def segment_needs(
         SegmentNeeds(
             flops_per_token=cost.flops_per_token,
             memory_nbytes=memory_nbytes(cost, config, in_flight_microbatches(index, count, processes or count, config)),
+            host_nbytes=cost.offloaded_nbytes,
         )
         for index, cost in enumerate(costs)
     ]
 
 
 def memory_nbytes(cost: SegmentCost, config: RunConfig, n_microbatches: int) -> int:
-    """Peak bytes of a segment with `n_microbatches` in flight. Gradients replace activations as the backward pass goes,
-    but with several micro-batches they stay while the next one needs its activations."""
+    """Peak bytes of a segment with `n_microbatches` in flight, on a device with memory of its own. Gradients replace
+    activations as the backward pass goes, but with several micro-batches they stay while the next one needs its
+    activations. Streamed state comes when activations are gone."""
     held = n_microbatches * cost.activation_nbytes + cost.peak_extra_nbytes
-    gradients_and_activations = (
-        cost.gradients_nbytes + held if config.microbatches > 1 else max(cost.gradients_nbytes, held)
-    )
-    return cost.state_nbytes + gradients_and_activations
+    backward = cost.gradients_nbytes + held if config.microbatches > 1 else max(cost.gradients_nbytes, held)
+    return cost.state_nbytes - cost.offloaded_nbytes + max(backward, cost.gradients_nbytes + cost.streamed_nbytes)
 
 
 def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
