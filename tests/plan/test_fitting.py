@@ -58,10 +58,8 @@ def test_a_saving_that_a_later_one_makes_needless_is_left_out():
     """As if only activation checkpointing saved enough, whatever the micro-batch size."""
 
     def judge(config):
-        return Need(
-            nbytes=config.microbatch_size + (0 if config.execution.checkpoint_activations else 100),
-            fits=bool(config.execution.checkpoint_activations),
-        )
+        checkpointed = config.execution.checkpoint_activations != "none"
+        return Need(nbytes=config.microbatch_size + (0 if checkpointed else 100), fits=checkpointed)
 
     assert [step.saving.setting.split(" =")[0] for step in ways_to_fit(run_config(), judge)] == [
         "execution.checkpoint_activations"

@@ -4,8 +4,9 @@ harm. `thinpipe train`, `doctor` and `plan` give the same advice from here. Impo
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import get_args
 
-from thinpipe.config.model import ModelConfig
+from thinpipe.config.model import CheckpointActivations, ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.units import format_bytes
@@ -64,7 +65,7 @@ def ways_to_fit(config: RunConfig, judge: Judge) -> list[Step]:
         levels = [step for saving in kind(config) if (step := _try(saving, here, config, judge)) is not None]
         if not levels:
             continue
-        best = next((step for step in levels if step.need.fits), levels[-1])
+        best = next((step for step in levels if step.need.fits), min(levels, key=lambda step: step.need.nbytes))
         steps.append(best)
         if best.need.fits:
             break
@@ -116,12 +117,17 @@ def _with_microbatch_size(size: int, config: RunConfig) -> RunConfig:
 
 
 def _checkpointing(config: RunConfig) -> Iterator[Saving]:
-    if not config.execution.checkpoint_activations:
+    levels = get_args(CheckpointActivations)
+    for level in levels[levels.index(config.execution.checkpoint_activations) + 1 :]:
         yield Saving(
-            setting="execution.checkpoint_activations = true",
+            setting=f'execution.checkpoint_activations = "{level}"',
             price="a third more time",
-            apply=lambda run: replace(run, execution=replace(run.execution, checkpoint_activations=True)),
+            apply=partial(_with_checkpointing, level),
         )
+
+
+def _with_checkpointing(level: CheckpointActivations, config: RunConfig) -> RunConfig:
+    return replace(config, execution=replace(config.execution, checkpoint_activations=level))
 
 
 def _narrow_weights(config: RunConfig) -> Iterator[Saving]:

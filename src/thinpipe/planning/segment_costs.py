@@ -7,7 +7,8 @@ FLOPs per token, forward and backward, for sequence length S, model width D and 
   + 4 x D x K per read        of a subspace stream, base + state Uᵀ (U has no gradient): two per block and one in
                               `last`; one per segment where the stream is dense inside segments; one more read where
                               the basis tracker runs
-    8 and 16 for 6 and 12     in blocks with activation checkpointing (execution.checkpoint_activations)
+    8 and 16 for 6 and 12     in blocks with activation checkpointing (execution.checkpoint_activations); by segment
+                              also 8 and 6 for 6 and 4 in every other matrix but the head, and in every read before it
 
 Memory: weights, gradients and optimizer moments; saved activations of a micro-batch (`planning/activations.py`) times
 the number of micro-batches in flight; and temporary tensors of a running segment. Bytes of tensors only: Python, torch
@@ -158,22 +159,25 @@ def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShap
 def _flops_per_token(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> tuple[float, float]:
     attention = 2 * config.training.seq_len * model.dim * len(shapes.blocks)
     blocks = 2 * (_matmul_numel(shapes.block) * len(shapes.blocks) + attention)
-    ends = 2 * _matmul_numel(shapes.ends)
-    reads, tracked = _reads_of_basis(model, index, shapes), 0
-    if model.subspace.width is not None and shapes.last and config.basis.interval > 0:
-        tracked = 4 * model.dim * model.subspace.width
-    again = blocks if config.execution.checkpoint_activations else 0
-    return float(blocks + ends + reads), float(2 * (blocks + ends) + reads + again + tracked)
+    ends, head = 2 * _matmul_numel(shapes.ends), 2 * _matmul_numel(shapes.last)
+    one_read = 2 * model.dim * (model.subspace.width or 0)
+    reads, last_reads = _reads_of_basis(model, index, shapes)
+    tracked = 2 * one_read if shapes.last and config.basis.interval > 0 else 0
+    recomputed = {"none": 0, "block": blocks, "segment": blocks + ends - head + (reads - last_reads) * one_read}
+    forward = blocks + ends + reads * one_read
+    backward = 2 * (blocks + ends) + reads * one_read + recomputed[config.execution.checkpoint_activations] + tracked
+    return float(forward), float(backward)
 
 
 def _matmul_numel(group: ParameterGroup) -> int:
     return sum(each.numel for each in group if each.is_matmul)
 
 
-def _reads_of_basis(model: ModelConfig, index: int, shapes: SegmentShapes) -> int:
-    """FLOPs per token of reconstructing the stream, base + state Uᵀ; as many forward as backward."""
+def _reads_of_basis(model: ModelConfig, index: int, shapes: SegmentShapes) -> tuple[int, int]:
+    """How often the stream is reconstructed, base + state Uᵀ, in a pass: altogether, and by the head alone."""
     if model.subspace.width is None:
-        return 0
-    in_subspace = model.segments[index].start < model.first_free_block
-    reads = 2 * len(shapes.blocks) + int(bool(shapes.last)) if in_subspace else 1
-    return 2 * model.dim * model.subspace.width * reads
+        return 0, 0
+    if model.segments[index].start >= model.first_free_block:
+        return 1, 0
+    by_last = int(bool(shapes.last))
+    return 2 * len(shapes.blocks) + by_last, by_last
