@@ -202,18 +202,28 @@ def test_the_precision_of_a_run():
 
 
 def test_peers_that_were_measured():
-    processor = ProcessorReport(device="cpu", threads=2, flops=5e10, memory_nbytes=4_000_000_000)
+    processor = ProcessorReport(
+        device="card", threads=2, flops=5e10, memory_nbytes=4_000_000_000, host_memory_nbytes=9_000_000_000
+    )
     report = MachineReport(processor=processor, up_bps=1e7, down_bps=5e7, latency_s=0.04, versions={})
     peers = [PeerStatus(name="ada", segments=1, report=report), PeerStatus(name="bela", segments=0, report=None)]
     told = {"run": "r", "generation": 1, "waits_for": "", "absent": [], "bottleneck": "", "progress": {}}
-    machines = machines_from_status(Status(peers=peers, hub_bps=(1e8, 2e8), **told))
+    machines = machines_from_status(Status(peers=peers, hub_bps=(1e8, 2e8), **told), "fp32")
     assert machines.machines == (
-        Machine(name="ada", flops=5e10, memory_nbytes=4_000_000_000, up_bps=1e7, down_bps=5e7, latency_s=0.02),
+        Machine(
+            name="ada",
+            flops=5e10,
+            memory_nbytes=4_000_000_000,
+            host_memory_nbytes=9_000_000_000,
+            up_bps=1e7,
+            down_bps=5e7,
+            latency_s=0.02,
+        ),
     )
     assert machines.hub == Hub(up_bps=1e8, down_bps=2e8)
     assert machines.assumptions[1] == "bela is left out, because it is not measured yet"
     with pytest.raises(UserError, match="no peer has been measured yet"):
-        machines_from_status(Status(peers=peers[1:], hub_bps=(1e8, 2e8), **told))
+        machines_from_status(Status(peers=peers[1:], hub_bps=(1e8, 2e8), **told), "fp32")
 
 
 @pytest.mark.parametrize(("name", "count"), [("machines.toml", 4), ("cloud.toml", 6)])

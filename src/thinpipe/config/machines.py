@@ -104,12 +104,28 @@ class HubLinkSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RentedCard:
+    """A card that could be rented instead, with which `thinpipe plan` compares."""
+
+    device: str
+    """Name in the table of known devices (planning/devices.py), for example H100."""
+    price: float
+    """Price per hour, in the file's currency."""
+
+    def __post_init__(self) -> None:
+        if not self.price >= 0:
+            raise UserError(f"rented.price must be at least 0, not {self.price}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class MachinesFile:
     """Content of a machines file: one [[machine]] table per machine, and defaults for all machines."""
 
     machine: tuple[MachineConfig, ...] = ()
     hub: HubLinkSettings | None = None
     """The hub's link. None: no hub, machines send to each other directly."""
+    rented: RentedCard | None = None
+    """A card that could be rented instead. None: the cheapest of some, at assumed prices."""
     currency: str = "USD"
     """Currency of prices."""
     efficiency: float = 0.35

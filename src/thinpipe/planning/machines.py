@@ -7,12 +7,12 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from thinpipe.config.machines import Duplex, LatencyPer, MachineConfig, MachinesFile
+from thinpipe.config.machines import Duplex, LatencyPer, MachineConfig, MachinesFile, RentedCard
 from thinpipe.config.toml import load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.units import format_bytes, parse_bytes, parse_duration, parse_rate
 from thinpipe.planning.calibration import Calibration, load_calibrations
-from thinpipe.planning.devices import Precision, find_device, is_same_device
+from thinpipe.planning.devices import RENTED_USD_PER_HOUR, Precision, find_device, is_same_device
 from thinpipe.planning.memory_budget import (
     CONTEXT_NBYTES,
     COPY_BYTES_PER_SECOND,
@@ -86,6 +86,10 @@ class Machines:
     machines: tuple[Machine, ...]
     hub: Hub | None = None
     """None: machines are connected directly."""
+    rented: tuple[Machine, ...] = ()
+    """Cards that could be rented instead, with their prices."""
+    rented_price_assumed: bool = True
+    """Whether the prices of `rented` are those of the shipped table."""
     currency: str = "USD"
     assumptions: tuple[str, ...] = ()
     """Values that were neither measured nor given, one sentence each."""
@@ -140,8 +144,36 @@ def _resolve(file: MachinesFile, precision: Precision) -> Machines:
         hub = Hub(up_bps=_rate(file.hub.up), down_bps=_rate(file.hub.down), latency_s=latency_s)
         assumptions += _unlimited("the hub", file.hub.up, file.hub.down)
     return Machines(
-        machines=tuple(machines), hub=hub, currency=file.currency, assumptions=tuple(dict.fromkeys(assumptions))
+        machines=tuple(machines),
+        hub=hub,
+        rented=rented_cards(precision, file.efficiency, file.rented),
+        rented_price_assumed=file.rented is None,
+        currency=file.currency,
+        assumptions=tuple(dict.fromkeys(assumptions)),
     )
+
+
+def rented_cards(
+    precision: Precision, efficiency: float = MachinesFile().efficiency, named: RentedCard | None = None
+) -> tuple[Machine, ...]:
+    """The card that a machines file names, or those of the shipped table with their assumed prices."""
+    prices = RENTED_USD_PER_HOUR if named is None else {named.device: named.price}
+    cards = []
+    for name, price in prices.items():
+        section = MachineConfig(device=name, price=price)
+        flops, memory_nbytes, _ = _processor(section, efficiency, precision, Calibration())
+        overhead_nbytes, _ = _overhead(section, memory_nbytes, Calibration())
+        known = find_device(name)[0]
+        cards.append(
+            Machine(
+                name=known,
+                flops=flops,
+                memory_nbytes=memory_nbytes,
+                overhead_nbytes=overhead_nbytes,
+                price_per_hour=price,
+            )
+        )
+    return tuple(cards)
 
 
 def _calibration_of(device: str | None) -> Calibration:

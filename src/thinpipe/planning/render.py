@@ -1,6 +1,7 @@
 """Rendering of a plan: rich text for the terminal, a dictionary for `--json`. Computes no new estimates."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from rich.box import SIMPLE
@@ -10,6 +11,8 @@ from rich.text import Text
 
 from thinpipe.core.units import format_count, format_duration_ceil
 from thinpipe.planning.advice import Change
+from thinpipe.planning.alternatives import Alternatives
+from thinpipe.planning.devices import RENTED_PRICES_OF
 from thinpipe.planning.machine_loads import MachineLoad
 from thinpipe.planning.machines import Hub, Machine
 from thinpipe.planning.measured_loss import describe_loss_gap
@@ -18,7 +21,7 @@ from thinpipe.planning.planner import Cost, Plan, utilization_of
 _SHOWN_CHANGES = 3
 
 
-def render(plan: Plan, limit: str, changes: list[Change], cost: Cost) -> RenderableType:
+def render(plan: Plan, limit: str, changes: list[Change], cost: Cost, others: Alternatives) -> RenderableType:
     blocks: list[RenderableType] = [_verdict(plan), "", _machines_table(plan), "", _speeds_table(plan), ""]
     blocks += _sentences(plan, cost)
     blocks.append(Text(f"what limits it: {limit}"))
@@ -26,8 +29,32 @@ def render(plan: Plan, limit: str, changes: list[Change], cost: Cost) -> Rendera
     for number, change in enumerate(changes[:_SHOWN_CHANGES] if plan.fits else changes, start=1):
         start, gain = ("or: ", f" ({change.speedup:.2f} times as fast)") if plan.fits else ("  ", "")
         blocks.append(Text(f"{f'{heading}: ' if number == 1 else start}{change.description}{gain}"))
-    blocks += [Text(f"assumed: {words}", style="dim") for words in plan.assumptions]
+    blocks += [Text(line) for line in _alternatives(others)]
+    assumptions = dict.fromkeys((*plan.assumptions, *_price_assumption(plan, others)))
+    blocks += [Text(f"assumed: {words}", style="dim") for words in assumptions]
     return Group(*blocks)
+
+
+def _alternatives(others: Alternatives) -> Iterator[str]:
+    for each in (others.one_machine, others.rented):
+        if each is not None:
+            name = f"one rented {each.machine.name}" if each.rented else f"{each.machine.name} without the others"
+            with_settings = f", with {' and '.join(each.settings)}" if each.settings else ""
+            yield f"instead, {name}: {_time_and_price(each.cost, each.currency)}{with_settings}"
+    if others.verdict:
+        yield others.verdict
+
+
+def _price_assumption(plan: Plan, others: Alternatives) -> list[str]:
+    if others.rented is None or not plan.machines.rented_price_assumed:
+        return []
+    price = f"{others.rented.machine.price_per_hour:.2f} USD"
+    return [f"{price} an hour for a rented {others.rented.machine.name}, a price of {RENTED_PRICES_OF} ([rented])"]
+
+
+def _time_and_price(cost: Cost, currency: str) -> str:
+    hours = f"{cost.hours:,.1f} hours" if cost.hours < 72 else f"{cost.hours / 24:,.1f} days"
+    return hours if cost.money is None else f"{hours}, {cost.money:,.2f} {currency}"
 
 
 def _verdict(plan: Plan) -> Text:
@@ -123,10 +150,8 @@ def _sentences(plan: Plan, cost: Cost) -> list[Text]:
             f"{describe_loss_gap(plan.model, plan.config.boundary, plan.compression_ratio)}"
         )
         lines.append(f"machines wait for {plan.timeline.bubble:.0%} of their time")
-    paid = f"{cost.money or 0:,.2f} {plan.machines.currency} for those that compute"
-    money = "" if cost.money is None else f", {paid}"
-    hours = f"{cost.hours:,.1f} hours" if cost.hours < 72 else f"{cost.hours / 24:,.1f} days"
-    lines.append(f"{format_count(cost.tokens)} tokens: {hours}{money}")
+    paid = "" if cost.money is None else " for those that compute"
+    lines.append(f"{format_count(cost.tokens)} tokens: {_time_and_price(cost, plan.machines.currency)}{paid}")
     return [Text(line) for line in lines]
 
 
@@ -138,7 +163,7 @@ def _finite(nbytes: float | None) -> int | None:
     return None if nbytes is None or math.isinf(nbytes) else int(nbytes)
 
 
-def as_dict(plan: Plan, limit: str, changes: list[Change], cost: Cost) -> dict[str, Any]:
+def as_dict(plan: Plan, limit: str, changes: list[Change], cost: Cost, others: Alternatives) -> dict[str, Any]:
     """The whole plan as JSON-compatible values."""
     seconds = plan.timeline.seconds
     return {
@@ -196,11 +221,25 @@ def as_dict(plan: Plan, limit: str, changes: list[Change], cost: Cost) -> dict[s
         "hours": cost.hours,
         "money": cost.money,
         "currency": plan.machines.currency,
+        "alternatives": [
+            {
+                "machine": each.machine.name,
+                "rented": each.rented,
+                "settings": list(each.settings),
+                "tokens_per_second": each.plan.tokens_per_second,
+                "hours": each.cost.hours,
+                "money": each.cost.money,
+                "currency": each.currency,
+            }
+            for each in (others.one_machine, others.rented)
+            if each is not None
+        ],
+        "verdict": others.verdict,
         "settings": {
             "boundaries": list(plan.model.boundaries),
             "schedule": plan.config.parallelism.pipeline_parallel_schedule,
             "microbatch_size": plan.config.microbatch_size,
             "extra_microbatches": plan.config.parallelism.pipeline_parallel_extra_microbatches,
         },
-        "assumptions": list(plan.assumptions),
+        "assumptions": [*plan.assumptions, *_price_assumption(plan, others)],
     }
