@@ -134,3 +134,19 @@ def test_auto_counts_as_the_larger_of_the_recipes_that_it_may_choose():
         for auto, wide, mixed in zip(*costs.values(), strict=True):
             assert auto.activation_nbytes == max(wide.activation_nbytes, mixed.activation_nbytes)
             assert auto.state_nbytes == wide.state_nbytes == mixed.state_nbytes
+
+
+def test_offload_is_proposed_where_the_host_has_room_for_it_and_not_on_a_cpu():
+    config = with_settings(run_config(), micro=1, checkpointed="segment")
+    card = MemoryBudget(place="card", free_nbytes=int(2.2 * GB), host_free_nbytes=32 * GB)
+    on_card = replace(fit(GB), budget=card)
+    [step] = ways_to_fit(config, on_card.judge)
+    assert step.saving.setting == 'training.offload = "optimizer"'
+    before, after = on_card.memory(config), on_card.memory(step.config)
+    assert before.total - after.total == pytest.approx(before.optimiser, rel=0.1)
+    assert after.host == before.optimiser + PROCESS_NBYTES
+    poor = replace(on_card, budget=replace(card, host_free_nbytes=GB))
+    assert poor.judge(step.config).fits is False
+    assert "of host memory for offloaded optimiser state" in poor.describe_need(step.config)
+    on_host = replace(fit(int(2.2 * GB)))
+    assert not any("offload" in step.saving.setting for step in ways_to_fit(config, on_host.judge))

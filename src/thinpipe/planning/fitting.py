@@ -130,6 +130,15 @@ def _with_checkpointing(level: CheckpointActivations, config: RunConfig) -> RunC
     return replace(config, execution=replace(config.execution, checkpoint_activations=level))
 
 
+def _offload(config: RunConfig) -> Iterator[Saving]:
+    if config.training.offload == "none":
+        yield Saving(
+            setting='training.offload = "optimizer"',
+            price="the update waits for copies from and to host memory",
+            apply=lambda run: replace(run, training=replace(run.training, offload="optimizer")),
+        )
+
+
 def _narrow_weights(config: RunConfig) -> Iterator[Saving]:
     if config.training.precision != "bf16":
         yield Saving(
@@ -139,7 +148,12 @@ def _narrow_weights(config: RunConfig) -> Iterator[Saving]:
         )
 
 
-_KINDS: tuple[Callable[[RunConfig], Iterator[Saving]], ...] = (_smaller_microbatches, _checkpointing, _narrow_weights)
+_KINDS: tuple[Callable[[RunConfig], Iterator[Saving]], ...] = (
+    _smaller_microbatches,
+    _checkpointing,
+    _offload,
+    _narrow_weights,
+)
 """Kinds of savings in order of harm. Each yields its levels, the mildest first."""
 
 
@@ -178,6 +192,12 @@ class LocalFit:
             "frozen tables": use.frozen,
             "Python and torch": use.overhead,
         }
+        if budget.host_free_nbytes is not None and use.host > budget.host_free_nbytes:
+            there = format_bytes(budget.host_free_nbytes)
+            return (
+                f"the run needs {format_bytes(use.host)} of host memory for offloaded optimiser state, and {there} are "
+                f"free; on {budget.place} it needs {format_bytes(use.total)}"
+            )
         listed = ", ".join(
             f"{kind} {format_bytes(nbytes)}" for kind, nbytes in parts.items() if nbytes > use.total / 100
         )

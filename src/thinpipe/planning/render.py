@@ -30,8 +30,7 @@ def render(plan: Plan, limit: str, changes: list[Change], cost: Cost, others: Al
         start, gain = ("or: ", f" ({change.speedup:.2f} times as fast)") if plan.fits else ("  ", "")
         blocks.append(Text(f"{f'{heading}: ' if number == 1 else start}{change.description}{gain}"))
     blocks += [Text(line) for line in _alternatives(others)]
-    assumptions = dict.fromkeys((*plan.assumptions, *_price_assumption(plan, others)))
-    blocks += [Text(f"assumed: {words}", style="dim") for words in assumptions]
+    blocks += [Text(f"assumed: {words}", style="dim") for words in _assumptions(plan, others)]
     return Group(*blocks)
 
 
@@ -45,11 +44,17 @@ def _alternatives(others: Alternatives) -> Iterator[str]:
         yield others.verdict
 
 
-def _price_assumption(plan: Plan, others: Alternatives) -> list[str]:
-    if others.rented is None or not plan.machines.rented_price_assumed:
-        return []
-    price = f"{others.rented.machine.price_per_hour:.2f} USD"
-    return [f"{price} an hour for a rented {others.rented.machine.name}, a price of {RENTED_PRICES_OF} ([rented])"]
+def _assumptions(plan: Plan, others: Alternatives) -> list[str]:
+    """Assumptions of the plan and of the alternatives, each once."""
+    found = [*plan.assumptions]
+    for each in (others.one_machine, others.rented):
+        found += each.plan.assumptions if each is not None else ()
+    if others.rented is not None and plan.machines.rented_price_assumed:
+        card = others.rented.machine
+        found.append(
+            f"{card.price_per_hour:.2f} USD an hour for a rented {card.name}, a price of {RENTED_PRICES_OF} ([rented])"
+        )
+    return [*dict.fromkeys(found)]
 
 
 def _time_and_price(cost: Cost, currency: str) -> str:
@@ -241,5 +246,5 @@ def as_dict(plan: Plan, limit: str, changes: list[Change], cost: Cost, others: A
             "microbatch_size": plan.config.microbatch_size,
             "extra_microbatches": plan.config.parallelism.pipeline_parallel_extra_microbatches,
         },
-        "assumptions": [*plan.assumptions, *_price_assumption(plan, others)],
+        "assumptions": _assumptions(plan, others),
     }

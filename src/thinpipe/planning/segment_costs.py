@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from thinpipe.config.model import ModelConfig
+from thinpipe.config.offload import streamed_nbytes
 from thinpipe.config.parameter_shapes import ParameterGroup, SegmentShapes, segment_shapes
 from thinpipe.config.precision import AUTO_RECIPES, Precision
 from thinpipe.config.run import RunConfig
@@ -140,7 +141,8 @@ def _larger(costs: Sequence[SegmentCost]) -> SegmentCost:
 def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> SegmentCost:
     recipe, rule = config.planned_recipe, config.optimizer.second_moment
     numel, itemsize = sum(each.numel for each in shapes.unique_parameters), recipe.itemsize
-    moments = (recipe.moments_nbytes(each.shape, each.second_moment_numel(rule)) for each in shapes.unique_parameters)
+    moments = [recipe.moments_nbytes(each.shape, each.second_moment_numel(rule)) for each in shapes.unique_parameters]
+    is_offloaded = config.training.offload == "optimizer"
     forward, backward = _flops_per_token(model, config, index, shapes)
     saved = count_saved_activations(model, config, index, shapes)
     return SegmentCost(
@@ -150,10 +152,18 @@ def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShap
         weights_nbytes=numel * itemsize,
         gradients_nbytes=numel * itemsize,
         optimiser_nbytes=sum(moments),
+        offloaded_nbytes=sum(moments) if is_offloaded else 0,
+        streamed_nbytes=_streamed_nbytes(shapes, moments) if is_offloaded else 0,
         activation_nbytes=saved.nbytes,
         peak_extra_nbytes=saved.peak_extra_nbytes,
         tables_nbytes=itemsize * sum(each.numel for each in shapes.unique_parameters if each.is_table),
     )
+
+
+def _streamed_nbytes(shapes: SegmentShapes, moments: Sequence[int]) -> int:
+    """Bytes of the buffers through which offloaded moments pass; `moments`: bytes of each parameter's."""
+    rows = [each.shape[0] for each in shapes.unique_parameters]
+    return streamed_nbytes([(count, nbytes // count) for count, nbytes in zip(rows, moments, strict=True)])
 
 
 def _flops_per_token(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> tuple[float, float]:
