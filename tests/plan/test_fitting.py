@@ -14,6 +14,7 @@ from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared
 
 MODEL = replace(PRESETS["llama-150m"], boundaries=(4, 8, 11))
 GB = 10**9
+HERE = MemoryBudget(place="here", free_nbytes=GB)
 
 
 def run_config(**training):
@@ -26,7 +27,7 @@ def fit(free, model=MODEL, **fields):
 
 
 def needed(config, model=MODEL):
-    return memory_of_processes(config, model)[0].total
+    return memory_of_processes(config, model, HERE)[0].total
 
 
 def with_settings(config, *, micro=None, checkpointed=None, precision=None):
@@ -57,10 +58,8 @@ def test_a_saving_that_a_later_one_makes_needless_is_left_out():
     """As if only activation checkpointing saved enough, whatever the micro-batch size."""
 
     def judge(config):
-        return Need(
-            nbytes=config.microbatch_size + (100 if config.execution.checkpoint_activations == "none" else 0),
-            fits=config.execution.checkpoint_activations != "none",
-        )
+        checkpointed = config.execution.checkpoint_activations != "none"
+        return Need(nbytes=config.microbatch_size + (0 if checkpointed else 100), fits=checkpointed)
 
     assert [step.saving.setting.split(" =")[0] for step in ways_to_fit(run_config(), judge)] == [
         "execution.checkpoint_activations"
@@ -108,7 +107,7 @@ def test_processes_that_share_a_device_are_added():
         with_settings(run_config(), micro=1),
         parallelism=ParallelismConfig(pipeline_parallel_degree=4, pipeline_parallel_microbatch_size=1),
     )
-    each = [use.total for use in memory_of_processes(config, MODEL)]
+    each = [use.total for use in memory_of_processes(config, MODEL, HERE)]
     both = replace(fit(GB), ranks=(1, 3), starting=2)
     assert both.memory(config).total == each[1] + each[3] + 2 * PROCESS_NBYTES
 
@@ -135,3 +134,19 @@ def test_auto_counts_as_the_larger_of_the_recipes_that_it_may_choose():
         for auto, wide, mixed in zip(*costs.values(), strict=True):
             assert auto.activation_nbytes == max(wide.activation_nbytes, mixed.activation_nbytes)
             assert auto.state_nbytes == wide.state_nbytes == mixed.state_nbytes
+
+
+def test_offload_is_proposed_where_the_host_has_room_for_it_and_not_on_a_cpu():
+    config = with_settings(run_config(), micro=1, checkpointed="segment")
+    card = MemoryBudget(place="card", free_nbytes=int(2.2 * GB), host_free_nbytes=32 * GB)
+    on_card = replace(fit(GB), budget=card)
+    [step] = ways_to_fit(config, on_card.judge)
+    assert step.saving.setting == 'training.offload = "optimizer"'
+    before, after = on_card.memory(config), on_card.memory(step.config)
+    assert before.total - after.total == pytest.approx(before.optimiser, rel=0.1)
+    assert after.host == before.optimiser + PROCESS_NBYTES
+    poor = replace(on_card, budget=replace(card, host_free_nbytes=GB))
+    assert poor.judge(step.config).fits is False
+    assert "of host memory for offloaded optimiser state" in poor.describe_need(step.config)
+    on_host = replace(fit(int(2.2 * GB)))
+    assert not any("offload" in step.saving.setting for step in ways_to_fit(config, on_host.judge))

@@ -4,6 +4,7 @@ harm. `thinpipe train`, `doctor` and `plan` give the same advice from here. Impo
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import get_args
 
 from thinpipe.config.model import CheckpointActivations, ModelConfig
 from thinpipe.config.run import RunConfig
@@ -49,10 +50,9 @@ class Step:
     """Settings with this saving and those before it."""
     need: Need
 
-    def in_words(self, *, first: bool) -> str:
+    def in_words(self) -> str:
         end = ", which fits" if self.need.fits else ""
-        start = "" if first else "and "
-        return f"{start}{self.saving.setting} ({self.saving.price}): {format_bytes(self.need.nbytes)}{end}"
+        return f"{self.saving.setting} ({self.saving.price}): {format_bytes(self.need.nbytes)}{end}"
 
 
 def ways_to_fit(config: RunConfig, judge: Judge) -> list[Step]:
@@ -117,17 +117,26 @@ def _with_microbatch_size(size: int, config: RunConfig) -> RunConfig:
 
 
 def _checkpointing(config: RunConfig) -> Iterator[Saving]:
-    kinds: tuple[CheckpointActivations, ...] = ("block", "segment")
-    for kind in kinds if config.execution.checkpoint_activations == "none" else ():
+    levels = get_args(CheckpointActivations)
+    for level in levels[levels.index(config.execution.checkpoint_activations) + 1 :]:
         yield Saving(
-            setting=f'execution.checkpoint_activations = "{kind}"',
+            setting=f'execution.checkpoint_activations = "{level}"',
             price="a third more time",
-            apply=partial(_with_checkpointing, kind),
+            apply=partial(_with_checkpointing, level),
         )
 
 
-def _with_checkpointing(kind: CheckpointActivations, config: RunConfig) -> RunConfig:
-    return replace(config, execution=replace(config.execution, checkpoint_activations=kind))
+def _with_checkpointing(level: CheckpointActivations, config: RunConfig) -> RunConfig:
+    return replace(config, execution=replace(config.execution, checkpoint_activations=level))
+
+
+def _offload(config: RunConfig) -> Iterator[Saving]:
+    if config.training.offload == "none":
+        yield Saving(
+            setting='training.offload = "optimizer"',
+            price="the update waits for copies from and to host memory",
+            apply=lambda run: replace(run, training=replace(run.training, offload="optimizer")),
+        )
 
 
 def _narrow_weights(config: RunConfig) -> Iterator[Saving]:
@@ -139,7 +148,12 @@ def _narrow_weights(config: RunConfig) -> Iterator[Saving]:
         )
 
 
-_KINDS: tuple[Callable[[RunConfig], Iterator[Saving]], ...] = (_smaller_microbatches, _checkpointing, _narrow_weights)
+_KINDS: tuple[Callable[[RunConfig], Iterator[Saving]], ...] = (
+    _smaller_microbatches,
+    _checkpointing,
+    _offload,
+    _narrow_weights,
+)
 """Kinds of savings in order of harm. Each yields its levels, the mildest first."""
 
 
@@ -156,15 +170,16 @@ class LocalFit:
 
     def memory(self, config: RunConfig) -> MemoryUse:
         """Peak memory of all these processes together. Raises UserError for settings that cannot run."""
-        uses = memory_of_processes(config, self.model, activation_factor=self.budget.activation_factor)
+        uses = memory_of_processes(config, self.model, self.budget)
         mine = [uses[rank] for rank in self.ranks]
-        kinds = ("weights", "gradients", "optimiser", "activations", "frozen", "tables")
+        kinds = ("weights", "gradients", "optimiser", "activations", "frozen", "tables", "host")
         overhead = self.starting * self.budget.process_nbytes
         return MemoryUse(**{kind: sum(getattr(use, kind) for use in mine) for kind in kinds}, overhead=overhead)
 
     def judge(self, config: RunConfig) -> Need:
-        nbytes = self.memory(config).total
-        return Need(nbytes=nbytes, fits=nbytes <= self.budget.usable_nbytes)
+        use, host = self.memory(config), self.budget.host_free_nbytes
+        fits = use.total <= self.budget.usable_nbytes and (host is None or use.host <= host)
+        return Need(nbytes=use.total, fits=fits)
 
     def describe_need(self, config: RunConfig) -> str:
         """How much is needed and how much there is, with the parts of it."""
@@ -177,6 +192,12 @@ class LocalFit:
             "frozen tables": use.frozen,
             "Python and torch": use.overhead,
         }
+        if budget.host_free_nbytes is not None and use.host > budget.host_free_nbytes:
+            there = format_bytes(budget.host_free_nbytes)
+            return (
+                f"the run needs {format_bytes(use.host)} of host memory for offloaded optimiser state, and {there} are "
+                f"free; on {budget.place} it needs {format_bytes(use.total)}"
+            )
         listed = ", ".join(
             f"{kind} {format_bytes(nbytes)}" for kind, nbytes in parts.items() if nbytes > use.total / 100
         )
@@ -191,7 +212,7 @@ class LocalFit:
     def advice(self, config: RunConfig) -> list[str]:
         """What would make the run fit, one line for each change of settings, and the number of machines."""
         steps = ways_to_fit(config, self.judge)
-        lines = [step.in_words(first=index == 0) for index, step in enumerate(steps)]
+        lines = [f"{'and ' if index else ''}{step.in_words()}" for index, step in enumerate(steps)]
         enough = bool(steps) and steps[-1].need.fits
         if steps and not enough:
             lines[-1] += ", still too much"
@@ -202,22 +223,32 @@ class LocalFit:
         return lines or ["a smaller model, or a machine with more memory"]
 
 
-def memory_of_processes(config: RunConfig, model: ModelConfig, *, activation_factor: float = 1.0) -> list[MemoryUse]:
-    """Peak memory of every process of a run, in pipeline order, without what processes take beside tensors."""
+def memory_of_processes(config: RunConfig, model: ModelConfig, budget: MemoryBudget) -> list[MemoryUse]:
+    """Peak memory of every process of a run, in pipeline order, if each has a device like that of `budget`; without
+    what processes take of the device beside tensors."""
     section, costs = config.parallelism, segment_costs(model, config)
     degree, schedule = section.pipeline_parallel_degree, section.pipeline_parallel_schedule
     placement = place(schedule, degree, len(costs), section.pipeline_parallel_shares)
     extra = section.pipeline_parallel_extra_microbatches
     held = peak_in_flight(action_lists(schedule, degree, config.microbatches, extra=extra), len(placement.stages))
     return [
-        process_memory(placement, process, config, model, costs, held, activation_factor=activation_factor)
+        process_memory(
+            placement,
+            process,
+            config,
+            model,
+            costs,
+            held,
+            in_host_memory=budget.is_host,
+            activation_factor=budget.activation_factor,
+        )
         for process in range(degree)
     ]
 
 
 def machines_needed(config: RunConfig, model: ModelConfig, budget: MemoryBudget) -> tuple[int, int] | None:
     """Smallest number of machines with this much memory that hold the model, cut anywhere, and the bytes of the fullest
-    one. None if a single block is too large, or if the batch has too few micro-batches for so many machines."""
+    one. None if a single block is too large, or if the batch has fewer sequences than machines."""
     finest = replace(model, boundaries=tuple(range(1, model.n_layers)), tied=False)
     costs, shared = segment_costs(finest, config), shared_nbytes(finest, config)
     room = budget.usable_nbytes - shared

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from thinpipe.config.model import ModelConfig
+from thinpipe.config.offload import streamed_nbytes
 from thinpipe.config.parameter_shapes import ParameterGroup, SegmentShapes, segment_shapes
 from thinpipe.config.precision import AUTO_RECIPES, Precision
 from thinpipe.config.run import RunConfig
@@ -48,6 +49,10 @@ class SegmentCost:
     """Activations saved by one micro-batch between its forward and its backward pass."""
     peak_extra_nbytes: int
     """Additional bytes while the segment computes."""
+    offloaded_nbytes: int = 0
+    """Part of `optimiser_nbytes` that is in the host's memory, if the device has memory of its own."""
+    streamed_nbytes: int = 0
+    """Bytes of the device during an update, for optimizer state that comes from the host and returns."""
     tables_nbytes: int
     """Part of `weights_nbytes`: tables looked up by token, bigram or position, and the matrices that project their rows
     up."""
@@ -87,19 +92,19 @@ def segment_needs(
         SegmentNeeds(
             flops_per_token=cost.flops_per_token,
             memory_nbytes=memory_nbytes(cost, config, in_flight_microbatches(index, count, processes or count, config)),
+            host_nbytes=cost.offloaded_nbytes,
         )
         for index, cost in enumerate(costs)
     ]
 
 
 def memory_nbytes(cost: SegmentCost, config: RunConfig, n_microbatches: int) -> int:
-    """Peak bytes of a segment with `n_microbatches` in flight. Gradients replace activations as the backward pass goes,
-    but with several micro-batches they stay while the next one needs its activations."""
+    """Peak bytes of a segment with `n_microbatches` in flight, on a device with memory of its own. Gradients replace
+    activations as the backward pass goes, but with several micro-batches they stay while the next one needs its
+    activations. Streamed state comes when activations are gone."""
     held = n_microbatches * cost.activation_nbytes + cost.peak_extra_nbytes
-    gradients_and_activations = (
-        cost.gradients_nbytes + held if config.microbatches > 1 else max(cost.gradients_nbytes, held)
-    )
-    return cost.state_nbytes + gradients_and_activations
+    backward = cost.gradients_nbytes + held if config.microbatches > 1 else max(cost.gradients_nbytes, held)
+    return cost.state_nbytes - cost.offloaded_nbytes + max(backward, cost.gradients_nbytes + cost.streamed_nbytes)
 
 
 def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
@@ -136,7 +141,8 @@ def _larger(costs: Sequence[SegmentCost]) -> SegmentCost:
 def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> SegmentCost:
     recipe, rule = config.planned_recipe, config.optimizer.second_moment
     numel, itemsize = sum(each.numel for each in shapes.unique_parameters), recipe.itemsize
-    moments = (recipe.moments_nbytes(each.shape, each.second_moment_numel(rule)) for each in shapes.unique_parameters)
+    moments = [recipe.moments_nbytes(each.shape, each.second_moment_numel(rule)) for each in shapes.unique_parameters]
+    is_offloaded = config.training.offload == "optimizer"
     forward, backward = _flops_per_token(model, config, index, shapes)
     saved = count_saved_activations(model, config, index, shapes)
     return SegmentCost(
@@ -146,10 +152,18 @@ def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShap
         weights_nbytes=numel * itemsize,
         gradients_nbytes=numel * itemsize,
         optimiser_nbytes=sum(moments),
+        offloaded_nbytes=sum(moments) if is_offloaded else 0,
+        streamed_nbytes=_streamed_nbytes(shapes, moments) if is_offloaded else 0,
         activation_nbytes=saved.nbytes,
         peak_extra_nbytes=saved.peak_extra_nbytes,
         tables_nbytes=itemsize * sum(each.numel for each in shapes.unique_parameters if each.is_table),
     )
+
+
+def _streamed_nbytes(shapes: SegmentShapes, moments: Sequence[int]) -> int:
+    """Bytes of the buffers through which offloaded moments pass; `moments`: bytes of each parameter's."""
+    rows = [each.shape[0] for each in shapes.unique_parameters]
+    return streamed_nbytes([(count, nbytes // count) for count, nbytes in zip(rows, moments, strict=True)])
 
 
 def _flops_per_token(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> tuple[float, float]:

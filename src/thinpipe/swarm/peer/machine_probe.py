@@ -39,12 +39,14 @@ def measure_machine(
         recipe=recipe_of(config.training.precision, has_bf16_units=has_bf16_units(device), device=device_name(device)),
         seconds=seconds,
     )
+    budget = device_budget(device)
     return ProcessorReport(
         device=device_name(device),
         device_class=device_class(device),
         threads=torch.get_num_threads(),
         flops=flops,
-        memory_nbytes=device_budget(device).offered_nbytes(memory_limit_nbytes),
+        memory_nbytes=budget.offered_nbytes(memory_limit_nbytes),
+        host_memory_nbytes=budget.offered_host_nbytes,
     )
 
 
