@@ -13,6 +13,7 @@ from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.config.families import PRESETS
 from thinpipe.config.link import LinkConfig
 from thinpipe.config.model import ExecutionConfig, ModelConfig, ProjectionConfig, SubspaceConfig
+from thinpipe.config.offload import Offload
 from thinpipe.config.precision import RECIPES, Precision, Recipe
 from thinpipe.core.errors import UserError
 
@@ -113,6 +114,10 @@ class TrainingConfig:
     """Precision recipe. fp32: float32 throughout. bf16-mixed: float32 weights and optimiser state, matrix products in
     bfloat16. bf16: bfloat16 weights and optimiser state. fp64: float64 throughout. auto: bf16-mixed on a GPU that has
     units for bfloat16, else fp32."""
+    offload: Offload = "none"
+    """What is kept in host memory instead of the device's. optimizer: the optimiser's moments, 8 bytes a weight in fp32
+    and bf16-mixed; each update copies them to the device and back, in small parts, beside the computation. The numbers
+    are the same. Without effect on a CPU and on Apple's GPUs, which use host memory anyway."""
     device: str = "auto"
     """Device to train on: auto, cpu, cuda, cuda:N or mps. auto selects a GPU if there is one."""
 

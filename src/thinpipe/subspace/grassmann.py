@@ -10,7 +10,9 @@ Z' = Z (UᵀU'), the coordinates of the projection of Z Uᵀ on span(U'). A proj
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -117,9 +119,16 @@ class GrassmannTracker:
         )
 
 
+class Optimizer(Protocol):
+    """Optimiser with first moments `exp_avg` and second moments `exp_avg_sq`."""
+
+    def moments(self, parameter: Tensor) -> AbstractContextManager[dict[str, Tensor]]:
+        """State of a parameter on its device, to be changed in place; empty before the first step."""
+
+
 @torch.no_grad()
 def rebase_squares(
-    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, old: Basis, new: Basis
+    parameters: Mapping[str, nn.Parameter], optimizer: Optimizer | None, old: Basis, new: Basis
 ) -> dict[str, tuple[float, float]]:
     """Maps coordinate parameters and their first moments to the new basis; returns ‖Z‖² before and after for each
     parameter, which processes can sum.
@@ -136,12 +145,17 @@ def rebase_squares(
         before = float(parameter.cpu().double().square().sum())
         parameter.copy_(_along(parameter, coordinates.axis, transition_KK))
         squares[name] = before, float(parameter.cpu().double().square().sum())
-        state = optimizer.state.get(parameter) if optimizer is not None else None
-        if state:
-            state["exp_avg"].copy_(_along(state["exp_avg"], coordinates.axis, transition_KK))
-            if state["exp_avg_sq"].shape == parameter.shape:
-                state["exp_avg_sq"].copy_(state["exp_avg_sq"].mean(coordinates.axis, keepdim=True).expand_as(parameter))
+        with optimizer.moments(parameter) if optimizer is not None else nullcontext({}) as moments:
+            if moments:
+                _rebase_moments(moments, coordinates.axis, transition_KK)
     return squares
+
+
+def _rebase_moments(moments: dict[str, Tensor], axis: int, transition_KK: Tensor) -> None:
+    first, second = moments["exp_avg"], moments["exp_avg_sq"]
+    first.copy_(_along(first, axis, transition_KK))
+    if second.shape == first.shape:
+        second.copy_(second.mean(axis, keepdim=True).expand_as(second))
 
 
 def _along(coordinates: Tensor, axis: int, transition_KK: Tensor) -> Tensor:

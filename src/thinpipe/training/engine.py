@@ -130,6 +130,7 @@ class Engine:
             eps=settings.eps,
             weight_decay=settings.weight_decay,
             second_moment=settings.second_moment,
+            offload=self.config.training.offload == "optimizer",
         )
 
     def _make_tracker(self) -> GrassmannTracker | None:
