@@ -18,7 +18,7 @@ from thinpipe.config.precision import Recipe
 from thinpipe.config.run import RunConfig
 from thinpipe.models.boundary_projection import OrthonormalProjection
 from thinpipe.models.model import Segment, build
-from thinpipe.optim.rowwise_adamw import second_moment_shape
+from thinpipe.optim import RowwiseAdamW
 from thinpipe.pipeline.placement import in_flight_microbatches
 from thinpipe.pipeline.stage_module import token_losses
 from thinpipe.planning import segment_costs as cost_model
@@ -26,6 +26,7 @@ from thinpipe.planning.activations import SavedActivations
 from thinpipe.planning.partition import SegmentNeeds
 from thinpipe.subspace import Subspace
 from thinpipe.subspace.factorized_embedding import FactorizedEmbedding
+from thinpipe.subspace.parameter_tags import copy_mark
 
 
 def check_costs(model: ModelConfig, config: RunConfig, indices: Sequence[int] | None = None) -> None:
@@ -124,10 +125,22 @@ def _memory_nbytes(segment: Segment, config: RunConfig, microbatches: int) -> in
 
 
 def state_nbytes(segment: Segment, config: RunConfig) -> int:
+    """Bytes of the weights, and of the moments that the optimiser makes for them on the meta device."""
     dtype: torch.dtype = getattr(torch, config.planned_recipe.weights)
-    rule = config.optimizer.second_moment
-    numbers = sum(2 * each.numel() + second_moment_shape(each, rule).numel() for each in segment.parameters())
-    return numbers * dtype.itemsize
+    parameters = [(name, _like(parameter, dtype)) for name, parameter in segment.named_parameters()]
+    optimizer = RowwiseAdamW(parameters, second_moment=config.optimizer.second_moment)
+    [group] = optimizer.param_groups
+    held = sum(parameter.nbytes for parameter in group["params"])
+    for parameter in group["params"]:
+        state = optimizer._start_state(parameter, group)
+        held += sum(moment.nbytes for name, moment in state.items() if name != "step")
+    return held
+
+
+def _like(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    made = nn.Parameter(torch.empty_like(parameter, dtype=dtype))
+    copy_mark(parameter, made)
+    return made
 
 
 def count_saved_activations(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.config.offload import batches_of_rows
+from thinpipe.config.precision import MOMENT_BLOCK
 from thinpipe.device.host_copies import pinned, stream_through
 
 State = dict[str, Tensor]
@@ -25,6 +26,8 @@ class Part:
     whole: Tensor
     state: State
     """State of these rows."""
+    name: str = ""
+    """Name of the whole parameter."""
     rows: slice | None = None
     """None: the whole parameter."""
 
@@ -37,6 +40,11 @@ class Part:
         gradient = self.whole.grad
         assert gradient is not None
         return gradient if self.rows is None else gradient[self.rows]
+
+    @property
+    def start(self) -> int:
+        """Position of the first number in the whole parameter."""
+        return 0 if self.rows is None else self.rows.start * self.whole[0].numel()
 
 
 Batch = tuple[dict[str, Any], list[Part]]
@@ -61,7 +69,7 @@ def streamed(groups: Sequence[Batch], device: torch.device) -> Iterator[Batch]:
     host memory when the iterator has ended.
 
     `groups`: whole parameters, with their state in host memory. A parameter can be sliced if every tensor of its state
-    has one row for each of its rows.
+    has one row for each of its rows, or one number for each block of numbers that share a scale.
     """
     batches = [
         (hyperparameters, [(parts[index], _slice(parts[index], rows)) for index, rows in batch])
@@ -82,15 +90,30 @@ def streamed(groups: Sequence[Batch], device: torch.device) -> Iterator[Batch]:
 def _rows(part: Part) -> tuple[int, int]:
     """Number of rows, and bytes of state per row; one row if the parameter cannot be sliced."""
     tensors = list(_moving(part.state).values())
-    n_rows = len(part.whole) if part.whole.dim() and all(len(t) == len(part.whole) for t in tensors) else 1
-    return n_rows, sum(tensor.nbytes for tensor in tensors) // n_rows
+    can_be_sliced = part.whole.dim() and all(_counts_rows(t, part) or _counts_blocks(t, part) for t in tensors)
+    n_rows = len(part.whole) if can_be_sliced else 1
+    return n_rows, -(-sum(tensor.nbytes for tensor in tensors) // n_rows)
+
+
+def _counts_rows(tensor: Tensor, part: Part) -> bool:
+    return len(tensor) == len(part.whole)
+
+
+def _counts_blocks(tensor: Tensor, part: Part) -> bool:
+    return tensor.dim() == 1 < part.whole.dim() and len(tensor) == -(-part.whole.numel() // MOMENT_BLOCK)
 
 
 def _slice(part: Part, rows: range) -> Part:
     """These rows of a whole parameter. Single numbers are copies, because every slice counts the step."""
-    chosen = None if len(rows) == _rows(part)[0] else slice(rows.start, rows.stop)
-    state = {name: tensor[chosen or ...] if tensor.dim() else tensor.clone() for name, tensor in part.state.items()}
-    return Part(part.whole, state, chosen)
+    copies = {name: tensor.clone() for name, tensor in part.state.items() if not tensor.dim()}
+    if len(rows) == _rows(part)[0]:
+        return replace(part, state=part.state | copies)
+    chosen, width = slice(rows.start, rows.stop), part.whole[0].numel()
+    blocks = slice(rows.start * width // MOMENT_BLOCK, -(-rows.stop * width // MOMENT_BLOCK))
+    slices = {
+        name: tensor[chosen if _counts_rows(tensor, part) else blocks] for name, tensor in _moving(part.state).items()
+    }
+    return replace(part, state=slices | copies, rows=chosen)
 
 
 def _moving(state: State) -> State:

@@ -113,9 +113,9 @@ def _frozen_table_nbytes(model: ModelConfig, rows: int) -> int:
 
 
 def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> SegmentCost:
-    itemsize = config.planned_recipe.itemsize
-    numel = sum(each.numel for each in shapes.unique_parameters)
-    second_moments = sum(each.second_moment_numel(config.optimizer.second_moment) for each in shapes.unique_parameters)
+    recipe, rule = config.planned_recipe, config.optimizer.second_moment
+    numel, itemsize = sum(each.numel for each in shapes.unique_parameters), recipe.itemsize
+    moments = (recipe.moments_nbytes(each.shape, each.second_moment_numel(rule)) for each in shapes.unique_parameters)
     forward, backward = _flops_per_token(model, config, index, shapes)
     saved = count_saved_activations(model, config, index, shapes)
     return SegmentCost(
@@ -124,7 +124,7 @@ def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShap
         backward_flops_per_token=backward,
         weights_nbytes=numel * itemsize,
         gradients_nbytes=numel * itemsize,
-        optimiser_nbytes=(numel + second_moments) * itemsize,
+        optimiser_nbytes=sum(moments),
         activation_nbytes=saved.nbytes,
         peak_extra_nbytes=saved.peak_extra_nbytes,
         tables_nbytes=itemsize * sum(each.numel for each in shapes.unique_parameters if each.is_table),

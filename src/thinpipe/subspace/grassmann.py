@@ -10,8 +10,8 @@ Z' = Z (UᵀU'), the coordinates of the projection of Z Uᵀ on span(U'). A proj
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -119,16 +119,19 @@ class GrassmannTracker:
         )
 
 
-class Optimizer(Protocol):
-    """Optimiser with first moments `exp_avg` and second moments `exp_avg_sq`."""
+class MapsMoments(Protocol):
+    """An optimiser whose moments can be mapped to another basis."""
 
-    def moments(self, parameter: Tensor) -> AbstractContextManager[dict[str, Tensor]]:
-        """State of a parameter on its device, to be changed in place; empty before the first step."""
+    def map_moments(
+        self, parameter: Tensor, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Replaces both moments of a parameter, if it has any, by these functions of them."""
+        ...
 
 
 @torch.no_grad()
 def rebase_squares(
-    parameters: Mapping[str, nn.Parameter], optimizer: Optimizer | None, old: Basis, new: Basis
+    parameters: Mapping[str, nn.Parameter], optimizer: MapsMoments | None, old: Basis, new: Basis
 ) -> dict[str, tuple[float, float]]:
     """Maps coordinate parameters and their first moments to the new basis; returns ‖Z‖² before and after for each
     parameter, which processes can sum.
@@ -143,22 +146,22 @@ def rebase_squares(
         if (coordinates := coordinates_of(parameter)) is None:
             continue
         before = float(parameter.cpu().double().square().sum())
-        parameter.copy_(_along(parameter, coordinates.axis, transition_KK))
+        parameter.copy_(_along(coordinates.axis, transition_KK, parameter))
         squares[name] = before, float(parameter.cpu().double().square().sum())
-        with optimizer.moments(parameter) if optimizer is not None else nullcontext({}) as moments:
-            if moments:
-                _rebase_moments(moments, coordinates.axis, transition_KK)
+        if optimizer is not None:
+            optimizer.map_moments(
+                parameter,
+                partial(_along, coordinates.axis, transition_KK),
+                partial(_mean_along, coordinates.axis, parameter.shape),
+            )
     return squares
 
 
-def _rebase_moments(moments: dict[str, Tensor], axis: int, transition_KK: Tensor) -> None:
-    first, second = moments["exp_avg"], moments["exp_avg_sq"]
-    first.copy_(_along(first, axis, transition_KK))
-    if second.shape == first.shape:
-        second.copy_(second.mean(axis, keepdim=True).expand_as(second))
+def _along(axis: int, transition_KK: Tensor, coordinates: Tensor) -> Tensor:
+    """`coordinates` multiplied by `transition_KK` along `axis`, in the data type of the basis."""
+    return (coordinates.to(transition_KK.dtype).movedim(axis, -1) @ transition_KK).movedim(-1, axis)
 
 
-def _along(coordinates: Tensor, axis: int, transition_KK: Tensor) -> Tensor:
-    """`coordinates` multiplied by `transition_KK` along `axis`."""
-    matrix_KK = transition_KK.to(coordinates.dtype)
-    return (coordinates.movedim(axis, -1) @ matrix_KK).movedim(-1, axis)
+def _mean_along(axis: int, shape: torch.Size, moment: Tensor) -> Tensor:
+    """A second moment of a parameter of this shape: its mean over the coordinates if it is element-wise."""
+    return moment.mean(axis, keepdim=True).expand(shape) if moment.shape == shape else moment
