@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from tests.readme.pages import ROOT, marked
 from tests.warm import run_warm
 from thinpipe.cli import main
 from thinpipe.core.errors import UserError
@@ -30,26 +31,26 @@ def subject(tmp_path):
 
 
 def test_it_passes_and_publishes_no_name(tmp_path):
-    """In a home folder with a telling name."""
+    """The command of the how-to, in a home folder with a telling name."""
+    ((program, *words),) = marked(ROOT / "docs/howto/selftest.md", "selftest")
+    assert (program, words[-1]) == ("thinpipe", "--quick")
     home = tmp_path / "jane-doe"
     home.mkdir()
     variables = os.environ | {"HOME": str(home), "USER": "jane-doe", "LOGNAME": "jane-doe", "COLUMNS": "200"}
-    done = run_warm(
-        "thinpipe", "selftest", "--device", "cpu", "--quick", "--output", "out", timeout=800, env=variables, cwd=home
-    )
+    done = run_warm("thinpipe", *words, "--device", "cpu", timeout=800, env=variables, cwd=home)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("thinpipe selftest on ")
     assert lines[2].startswith("This machine is fine for training in fp32, bf16-mixed, bf16; runs of several processes")
     assert done.stderr == ""
-    report = json.loads((home / "out/selftest.json").read_text())
+    report = json.loads((home / "selftest/selftest.json").read_text())
     assert {check["finding"]["what"] for check in report["checks"]} == {check.name for check in command.checks(0)}
     assert {check["finding"]["state"] for check in report["checks"]} <= {"ok", "warning"}
     for name in ("selftest.json", "selftest.md"):
-        text = (home / "out" / name).read_text()
+        text = (home / "selftest" / name).read_text()
         private = ("jane-doe", str(tmp_path), socket.gethostname(), str(Path.cwd()))
         assert not [word for word in private if word in text]
-        assert not re.search(r"/(home|tmp|root|Users)/|\\d+\.\d+\.\d+\.\d+|://", text)
+        assert not re.search(r"/(home|tmp|root|Users)/|\d+\.\d+\.\d+\.\d+|://", text)
 
 
 PRIVATE = (
