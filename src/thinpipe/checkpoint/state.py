@@ -20,7 +20,7 @@ from thinpipe.config.precision import recipe_names
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import NUMERICS_VERSION
 from thinpipe.models import Model, ModelConfig
-from thinpipe.optim.rowwise_adamw import second_moment_shape
+from thinpipe.optim.rowwise_adamw import RowwiseAdamW, second_moment_shape
 from thinpipe.subspace import Basis, GrassmannTracker, Subspace
 
 _RUN, _LAST = "run", "last"
@@ -95,7 +95,7 @@ def restore(
     checkpoint: Checkpoint,
     parameters: Mapping[str, nn.Parameter],
     space: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: RowwiseAdamW | None = None,
     tracker: GrassmannTracker | None = None,
 ) -> None:
     """Restores the saved state in place; without an optimizer and tracker, only weights and basis.
@@ -138,7 +138,7 @@ def _moments(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -
 
 
 def _set_moments(
-    optimizer: torch.optim.Optimizer,
+    optimizer: RowwiseAdamW,
     parameter: nn.Parameter,
     name: str,
     tensors: Mapping[str, Tensor],
@@ -159,7 +159,7 @@ def _set_moments(
             f"{checkpoint.path} was saved with another optimizer.second_moment than {group['second_moment']!r}: "
             "go on with the old one, or start a new run from it with model.initial"
         )
-    optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in saved.items()}
+    optimizer.set_state(parameter, saved)
 
 
 def _refuse_other_dtype(parameter: nn.Parameter, saved: Tensor, checkpoint: Checkpoint) -> None:

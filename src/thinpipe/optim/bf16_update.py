@@ -39,26 +39,28 @@ def start_state(parameter: Tensor, second_moment_shape: torch.Size) -> dict[str,
 
 def step_bf16(
     parameter: Tensor,
+    gradient: Tensor,
     state: dict[str, Any],
     rule: Rule,
     *,
     gradient_factor: float,
     sliced: bool,
     words: tuple[Any, ...],
+    start: int = 0,
 ) -> None:
     """Updates `parameter` and its optimiser `state` in place.
 
     `gradient_factor`: factor on the gradient, applied in float32. `sliced`: False for a rule that needs the whole
-    parameter at once. `words`: seed and name, from which random bits are drawn.
+    parameter at once. `words`: seed and name, from which random bits are drawn. `start`: position of the first
+    number, where `parameter` is a slice of a larger one.
     """
-    gradient, updated = parameter.grad, state["step"]
-    assert gradient is not None
+    updated = state["step"]
     for rows in row_slices(parameter) if sliced else [slice(0, len(parameter))]:
         weights = parameter[rows].float()
         wide = {"step": state["step"]} | {name: read_moment(state, name, rows) for name in _MOMENT_CODES}
         rule(weights, gradient[rows].float().mul_(gradient_factor), wide)
         updated = wide["step"]
-        bits = random_bits(weights, *words, int(updated), start=_numbers(parameter, rows).start)
+        bits = random_bits(weights, *words, int(updated), start=start + _numbers(parameter, rows).start)
         for name, shift in (("exp_avg", 16), ("exp_avg_sq", 24)):
             write_moment(state, name, wide[name], rows, (bits >> shift).bitwise_and_(0xFF))
         parameter[rows] = round_to_bf16(weights, bits)

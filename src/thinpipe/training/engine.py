@@ -128,6 +128,7 @@ class Engine:
             weight_decay=settings.weight_decay,
             second_moment=settings.second_moment,
             seed=self.config.debug.seed,
+            offload=self.config.training.offload == "optimizer",
         )
 
     def _make_tracker(self) -> GrassmannTracker | None:
