@@ -65,6 +65,24 @@ def model_config_of(checkpoint: Checkpoint) -> ModelConfig:
     return model_of_manifest(manifest.family, manifest.model, where=str(checkpoint.path))
 
 
+def refuse_other_model(asked: ModelConfig, checkpoint: Checkpoint) -> None:
+    """Raises UserError, with what differs, unless the checkpoint has this model."""
+    saved = model_config_of(checkpoint)
+    if asked == saved:
+        return
+    first, second = asdict(asked), asdict(saved)
+    differing = [
+        f"{key} is {first.get(key)} in the settings and {second.get(key)} there"
+        for key in first
+        if first[key] != second.get(key)
+    ]
+    raise UserError(
+        f"the checkpoint {checkpoint.path} has another model than the settings "
+        f"({'; '.join(differing) or 'another family'}): choose another job.dump_folder, or the model "
+        "settings that this run began with"
+    )
+
+
 def layers_of(parameters: Iterable[str]) -> list[str]:
     """Layers that hold these parameters (by name), and the layer `run`."""
     return [*dict.fromkeys(_layer_of(name) for name in parameters), _RUN]

@@ -38,6 +38,10 @@ class Recipe:
     """Keep the optimiser's moments of matrices in 8 bits, the others in float32. False: all in `weights`."""
 
     @property
+    def uses_bf16(self) -> bool:
+        return self.autocast_bf16 or self.weights == "bfloat16"
+
+    @property
     def itemsize(self) -> int:
         """Bytes of a weight, and of its gradient."""
         return ITEM_NBYTES[self.weights]
@@ -81,9 +85,17 @@ def recipe_of(precision: Precision, *, has_bf16_units: bool | None, device: str)
     card without units for it, which would emulate them, many times slower.
     """
     recipe = RECIPES[AUTO_RECIPES[bool(has_bf16_units)] if precision == "auto" else precision]
-    if has_bf16_units is False and (recipe.autocast_bf16 or recipe.weights == "bfloat16"):
+    if has_bf16_units is False and recipe.uses_bf16:
         raise UserError(
             f"{device} has no units for bfloat16, so training.precision {precision!r} would be emulated: "
             'set training.precision = "fp32" (float16 with loss scaling is not supported)'
         )
     return recipe
+
+
+def describe_choice(precision: Precision, recipe: Recipe, *, has_bf16_units: bool | None) -> str:
+    """The recipe's name; for auto also why it was chosen."""
+    if precision != "auto":
+        return recipe.name
+    units = {True: "units", False: "no units", None: "no known units"}[has_bf16_units]
+    return f"{recipe.name} (auto: {units} for bfloat16)"
