@@ -33,9 +33,9 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 SIZES: dict[str, dict[str, int]] = {
-    "activations": {"dim": 256, "layers": 4, "batch": 2, "micro": 1, "seq": 512},
-    "weights": {"dim": 640, "layers": 4, "batch": 2, "micro": 1, "seq": 128},
-    "both": {"dim": 512, "layers": 6, "batch": 4, "micro": 2, "seq": 256},
+    "activations": {"dim": 128, "layers": 4, "batch": 2, "micro": 1, "seq": 512},
+    "weights": {"dim": 512, "layers": 4, "batch": 2, "micro": 1, "seq": 64},
+    "both": {"dim": 256, "layers": 6, "batch": 4, "micro": 2, "seq": 192},
 }
 LIMIT = 0.10
 """Largest error that the cost model should have."""
