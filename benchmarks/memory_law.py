@@ -37,6 +37,7 @@ SIZES: dict[str, dict[str, int]] = {
     "weights": {"dim": 512, "layers": 4, "batch": 2, "micro": 1, "seq": 64},
     "both": {"dim": 256, "layers": 6, "batch": 4, "micro": 2, "seq": 192},
 }
+_CASES_AT_A_TIME = 18
 LIMIT = 0.10
 """Largest error that the cost model should have."""
 
@@ -121,8 +122,8 @@ def write_page(peaks: dict[str, int]) -> str:
     lines = [
         "# The memory law against the allocator",
         "",
-        "`python -m benchmarks.memory_law --output benchmarks/results`: two steps of whole models, foretold bytes over",
-        "measured ones. CPU: highest resident set with glibc, freed blocks returned at once. `sim`: the second device",
+        "`python -m benchmarks.memory_law --output benchmarks/results --date DATE`: two steps of whole models, foretold",
+        "bytes over measured ones. CPU: highest resident set with glibc, freed blocks returned at once. `sim`: the second device",
         f"of the tests, allocated bytes. {', '.join(f'{name} {value}' for name, value in versions().items())}.",
         "",
         "Sizes: "
@@ -142,9 +143,10 @@ def write_page(peaks: dict[str, int]) -> str:
     ]
     for facts in product(DEVICES, MODELS, RECIPES, OFFLOADS, CHECKPOINTING):
         row = [Case(*facts, size) for size in SIZES]
-        if all(case in errors for case in row):
-            measured = " | ".join(f"{peaks[case.key] / 1e6:.0f}" for case in row)
-            lines.append(f"| {' | '.join(facts)} | {measured} | {' | '.join(f'{errors[case]:+.1%}' for case in row)} |")
+        if any(case in errors for case in row):
+            measured = [f"{peaks[case.key] / 1e6:.0f}" if case in errors else "" for case in row]
+            wrong = [f"{errors[case]:+.1%}" if case in errors else "" for case in row]
+            lines.append(f"| {' | '.join((*facts, *measured, *wrong))} |")
     return "\n".join(lines) + "\n"
 
 
@@ -156,9 +158,9 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     readings = options.output / f"memory_law_{options.date}.json"
     peaks: dict[str, int] = json.loads(readings.read_text()) if readings.exists() else {}
-    left = [case for case in all_cases() if case.key not in peaks]
-    for start in range(0, len(left), 9):
-        peaks |= measure(left[start : start + 9])
+    left = sorted((case for case in all_cases() if case.key not in peaks), key=lambda case: (case.size, case.device))
+    for start in range(0, len(left), _CASES_AT_A_TIME):
+        peaks |= measure(left[start : start + _CASES_AT_A_TIME])
         write_atomically(readings, json.dumps(peaks, indent=1).encode())
         print(f"{len(peaks)} of {len([*all_cases()])}", flush=True)
     write_atomically(options.output / f"memory_law_{options.date}.md", write_page(peaks).encode())
