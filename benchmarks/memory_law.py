@@ -122,9 +122,10 @@ def write_page(peaks: dict[str, int]) -> str:
     lines = [
         "# The memory law against the allocator",
         "",
-        "`python -m benchmarks.memory_law --output benchmarks/results --date DATE`: two steps of whole models, foretold",
-        "bytes over measured ones. CPU: highest resident set with glibc, freed blocks returned at once. `sim`: the second device",
-        f"of the tests, allocated bytes. {', '.join(f'{name} {value}' for name, value in versions().items())}.",
+        "`python -m benchmarks.memory_law --output benchmarks/results --date DATE`: two steps of whole models,",
+        "foretold bytes over measured ones. CPU: highest resident set with glibc, freed blocks returned at once. `sim`:",
+        "the second device of the tests, allocated bytes. "
+        f"{', '.join(f'{name} {value}' for name, value in versions().items())}.",
         "",
         "Sizes: "
         + "; ".join(
