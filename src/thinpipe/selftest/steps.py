@@ -96,8 +96,8 @@ def check_steps(what: str, subject: Subject, *, recipe: RecipeName, reference: R
         "final loss": found[-1][0],
     }
     text = (
-        f"{len(pairs)} steps: first step within {first:.1e} of float64 (allowed: {bands.first_step:g}), losses within "
-        f"{largest:.1e} (allowed: {bands.loss:g}), mean loss within {mean:.1e} (allowed: {bands.mean_loss:g})"
+        f"{len(pairs)} steps, from float64: the first {first:.1e} (allowed: {bands.first_step:g}), losses "
+        f"{largest:.1e} ({bands.loss:g}), mean loss {mean:.1e} ({bands.mean_loss:g})"
     )
     if not (first <= bands.first_step and largest <= bands.loss and mean <= bands.mean_loss):
         return problem(what, text, REPORT_IT), figures
