@@ -9,7 +9,7 @@ import torch
 from thinpipe.boundary.codec import codec
 from thinpipe.core.seeds import derive_seed
 from thinpipe.device import counter_random
-from thinpipe.device.counter_random import dropout, uniform
+from thinpipe.device.counter_random import dropout, random_bits, round_to_bf16, uniform
 
 WORDS = (7, "rounding", 3)
 COUNT = 1 << 20
@@ -96,6 +96,33 @@ def test_a_message_is_rounded_on_the_device_without_a_copy_from_the_host(sim, na
         copies.append({what: count for what, count in sim.counts().items() if what.startswith("to_device")})
     assert copies[0] == copies[1]
     assert torch.equal(on_device.cpu(), encoded)
+
+
+def test_bits_of_a_part_are_those_of_the_whole():
+    bits = random_bits(torch.empty(3, 1001), *WORDS)
+    assert bits.dtype == torch.int32
+    assert torch.equal(random_bits(torch.empty(2, 1001), *WORDS, start=1001), bits[1:])
+    upper = (bits >> 8).bitwise_and_(0xFFFFFF).float() * 2.0**-24
+    assert torch.equal(upper, uniform(bits, *WORDS))
+
+
+def test_rounding_to_bfloat16_keeps_the_mean_and_what_is_bfloat16_already():
+    exact = torch.tensor([1.0, -2.5, 0.0, 3e38, -1e-30]).bfloat16()
+    kept = exact[:, None].expand(5, 1000).float().clone()
+    assert torch.equal(round_to_bf16(kept, random_bits(kept, *WORDS)), exact[:, None].expand(5, 1000))
+    values = torch.tensor([1.001, -1.001, 1.007, 0.3, -7e-20])
+    many = values[:, None].expand(5, COUNT // 4).clone()
+    rounded = round_to_bf16(many, random_bits(many, *WORDS)).double()
+    assert (rounded.unique(dim=1).shape[1], len(rounded[0].unique())) == (2**5, 2)  # a neighbour on either side, alone
+    error = (rounded.mean(1) - values.double()).abs() / values.double().abs()
+    assert float(error.max()) < 5 * 2**-8 / (COUNT // 4) ** 0.5
+
+
+def test_the_second_device_rounds_to_the_same_bits(sim):  # noqa: ARG001
+    values = torch.linspace(-1, 1, 3 * 1025).view(3, 1025)
+    expected = round_to_bf16(values.clone(), random_bits(values, *WORDS))
+    there = values.to("sim")
+    assert torch.equal(round_to_bf16(there, random_bits(there, *WORDS)).cpu(), expected)
 
 
 def test_numbers_are_uniform(drawn):

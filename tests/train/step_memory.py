@@ -48,7 +48,11 @@ def load_libraries():
     """On first use they take a hundred megabytes."""
     for preset in ("llama-tiny", "gpt2-tiny"):
         for subspace in ({}, {"width": 8, "free_last": False}):
-            for precision, execution in (("fp32", {}), ("bf16-mixed", {}), ("fp32", {"checkpoint_activations": True})):
+            for precision, execution in (
+                ("fp32", {}),
+                ("bf16-mixed", {}),
+                ("fp32", {"checkpoint_activations": "block"}),
+            ):
                 model = {"preset": preset, "n_layers": 1, "subspace": subspace}
                 training = {"global_batch_size": 1, "seq_len": 16, "precision": precision}
                 run_steps(run_config({"model": model, "training": training, "execution": execution}), 64)

@@ -303,7 +303,7 @@ def test_another_model_in_the_folder_is_refused(run_config):
     ("change", "message"),
     [
         ({"optimizer": OptimizerConfig(second_moment="element")}, r"another optimizer.second_moment than 'element'"),
-        ({"training": {"precision": "bf16"}}, r"holds float32 weights, and training.precision keeps bfloat16 ones"),
+        ({"training": {"precision": "bf16"}}, r"training.precision fp32 or bf16-mixed, and this run has bf16"),
         ({"training": {"seq_len": 8}}, r"training.seq_len has changed .*step-00000004 was saved \(16 -> 8\)"),
         ({"debug": {"seed": 1}}, r"debug.seed has changed .*step-00000004 was saved \(0 -> 1\)"),
     ],

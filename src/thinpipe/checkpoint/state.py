@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from thinpipe import __version__
 from thinpipe.checkpoint.storage import Checkpoint, Manifest
 from thinpipe.config.families import model_of_manifest
+from thinpipe.config.precision import recipe_names
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import NUMERICS_VERSION
 from thinpipe.models import Model, ModelConfig
@@ -24,7 +25,8 @@ from thinpipe.subspace import Basis, GrassmannTracker, Subspace
 
 _RUN, _LAST = "run", "last"
 _TRACKER_SUM, _TRACKER_TRACE = "tracker:su_DK", "tracker:trace"
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq", "exp_avg_max", "exp_avg_sq_max")
+"""Names in the state of `RowwiseAdamW`; the last two are there for 8-bit moments only."""
 
 
 def new_manifest(
@@ -145,6 +147,11 @@ def _set_moments(
     saved = {key: tensors[f"{name}:{key}"] for key in _MOMENTS if f"{name}:{key}" in tensors}
     if not saved:
         return
+    if any(moment.dtype == torch.bfloat16 for moment in saved.values()):
+        raise UserError(
+            f"{checkpoint.path} has moments in bfloat16, as thinpipe kept them before its recipes: "
+            "start a new run from it with model.initial"
+        )
     group = next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
     expected = second_moment_shape(parameter, group["second_moment"])
     if saved["exp_avg_sq"].shape != expected:  # the fused kernel would read out of bounds
@@ -157,9 +164,10 @@ def _set_moments(
 
 def _refuse_other_dtype(parameter: nn.Parameter, saved: Tensor, checkpoint: Checkpoint) -> None:
     if saved.dtype != parameter.dtype:
-        here, there = (str(dtype).removeprefix("torch.") for dtype in (parameter.dtype, saved.dtype))
+        there, here = (recipe_names(str(dtype).removeprefix("torch.")) for dtype in (saved.dtype, parameter.dtype))
         raise UserError(
-            f"{checkpoint.path} holds {there} weights, and training.precision keeps {here} ones: use the same"
+            f"{checkpoint.path} was trained with training.precision {there}, and this run has {here}, whose optimiser "
+            "state is another: set training.precision back, or start a new run from it with model.initial"
         )
 
 

@@ -3,6 +3,8 @@
 A recipe is named by `training.precision`. All sizes that follow from one are counted in `planning.segment_costs`.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,22 +13,45 @@ from thinpipe.core.units import ITEM_NBYTES
 
 Precision = Literal["auto", "fp32", "bf16-mixed", "bf16", "fp64"]
 DType = Literal["float32", "bfloat16", "float64"]
+MOMENT_BLOCK, MOMENT_BLOCK_NBYTES = 128, 2
+"""Numbers of an 8-bit moment that share a scale, and bytes of the scale."""
+_MIN_EIGHT_BIT_NUMEL = 4096
+
+
+def is_eight_bit(shape: Sequence[int], moment_numel: int) -> bool:
+    """True if a moment with this many numbers, of a parameter of this shape, is one of those kept in 8 bits.
+    Norms, biases, small matrices and row-wise second moments stay float32: few numbers, and sensitive ones."""
+    return len(shape) > 1 and moment_numel == math.prod(shape) >= _MIN_EIGHT_BIT_NUMEL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Data types of weights, states and matrix products."""
+    """Data types of weights, states, matrix products and moments."""
 
-    name: str
+    name: Precision
     weights: DType
     """Data type of weights, of the residual stream and of the states that cross boundaries."""
     autocast_bf16: bool = False
     """Compute matrix products in bfloat16 from weights that are kept in `weights` (torch's autocast)."""
 
+    eight_bit_moments: bool = False
+    """Keep the optimiser's moments of matrices in 8 bits, the others in float32. False: all in `weights`."""
+
     @property
     def itemsize(self) -> int:
-        """Bytes of a weight."""
+        """Bytes of a weight, and of its gradient."""
         return ITEM_NBYTES[self.weights]
+
+    def moments_nbytes(self, shape: Sequence[int], second_moment_numel: int) -> int:
+        """Bytes of both moments of a parameter."""
+        return sum(self._moment_nbytes(shape, numel) for numel in (math.prod(shape), second_moment_numel))
+
+    def _moment_nbytes(self, shape: Sequence[int], numel: int) -> int:
+        if not self.eight_bit_moments:
+            return numel * self.itemsize
+        if not is_eight_bit(shape, numel):
+            return numel * ITEM_NBYTES["float32"]
+        return numel + -(-numel // MOMENT_BLOCK) * MOMENT_BLOCK_NBYTES
 
 
 RECIPES: dict[str, Recipe] = {
@@ -34,20 +59,28 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         Recipe(name="fp32", weights="float32"),
         Recipe(name="bf16-mixed", weights="float32", autocast_bf16=True),
-        Recipe(name="bf16", weights="bfloat16"),
+        Recipe(name="bf16", weights="bfloat16", eight_bit_moments=True),
         Recipe(name="fp64", weights="float64"),
     )
 }
 
+AUTO_RECIPES: tuple[Precision, Precision] = ("fp32", "bf16-mixed")
+"""Recipes that auto may choose: without and with units for bfloat16. Both keep the same weights and optimiser state."""
+
+
+def recipe_names(weights: str) -> str:
+    """Names of the recipes that keep weights of this data type, which may take turns in a run."""
+    return " or ".join(recipe.name for recipe in RECIPES.values() if recipe.weights == weights)
+
 
 def recipe_of(precision: Precision, *, has_bf16_units: bool | None, device: str) -> Recipe:
-    """The recipe with which a device computes. auto: bf16-mixed with units for bfloat16, else fp32; both keep the same
-    state, so the processes of one run may differ in it.
+    """The recipe with which a device computes. auto: one of `AUTO_RECIPES`, which keep the same state, so the
+    processes of one run may differ in it.
 
     `has_bf16_units`: None if it is not known. Raises UserError, with the name `device`, for a recipe with bfloat16 on a
     card without units for it, which would emulate them, many times slower.
     """
-    recipe = RECIPES[("bf16-mixed" if has_bf16_units else "fp32") if precision == "auto" else precision]
+    recipe = RECIPES[AUTO_RECIPES[bool(has_bf16_units)] if precision == "auto" else precision]
     if has_bf16_units is False and (recipe.autocast_bf16 or recipe.weights == "bfloat16"):
         raise UserError(
             f"{device} has no units for bfloat16, so training.precision {precision!r} would be emulated: "

@@ -13,6 +13,7 @@ from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.config.families import PRESETS
 from thinpipe.config.link import LinkConfig
 from thinpipe.config.model import ExecutionConfig, ModelConfig, ProjectionConfig, SubspaceConfig
+from thinpipe.config.offload import Offload
 from thinpipe.config.precision import RECIPES, Precision, Recipe
 from thinpipe.core.errors import UserError
 
@@ -111,10 +112,17 @@ class TrainingConfig:
     """Gradient clipping: maximum global gradient norm. inf switches clipping off."""
     precision: Precision = "auto"
     """Precision recipe. fp32: float32 throughout. bf16-mixed: float32 weights and optimiser state, matrix products in
-    bfloat16. bf16: bfloat16 weights and optimiser state. fp64: float64 throughout. auto: bf16-mixed on a GPU that has
-    units for bfloat16, else fp32."""
+    bfloat16. bf16: bfloat16 weights and gradients, rounded stochastically, and 8-bit optimiser state: 6 bytes a weight
+    instead of 16. fp64: float64 throughout. auto: bf16-mixed on a GPU that has units for bfloat16, else fp32."""
+    offload: Offload = "none"
+    """What is kept in host memory instead of the device's. optimizer: the optimiser's moments, 8 bytes a weight in fp32
+    and bf16-mixed; each update copies them to the device and back, in small parts, beside the computation. The numbers
+    are the same. Without effect on a CPU and on Apple's GPUs, which use host memory anyway."""
     device: str = "auto"
     """Device to train on: auto, cpu, cuda, cuda:N or mps. auto selects a GPU if there is one."""
+    check_memory: bool = True
+    """Refuse to start a run that does not fit into the memory of this machine by the cost model of `thinpipe plan`.
+    false: start it all the same, since the cost model may be wrong."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "global_batch_size", "seq_len"):
@@ -342,6 +350,12 @@ class RunConfig:
         if self.execution.compile:
             raise UserError(
                 "ZBVZeroBubble splits the backward pass, which compiled blocks cannot: set execution.compile = false"
+            )
+        if self.planned_recipe.weights == "bfloat16":
+            raise UserError(
+                "ZBVZeroBubble splits the backward pass, and torch adds up the gradients of split ones by itself, "
+                'without the stochastic rounding of training.precision = "bf16": set '
+                "parallelism.pipeline_parallel_schedule to 1F1B, GPipe or Interleaved1F1B"
             )
         if self.model.projection.width is not None:
             raise UserError(

@@ -7,26 +7,14 @@ import msgspec
 import psutil  # type: ignore[import-untyped]
 import torch
 
-from thinpipe.core.errors import UserError
 from thinpipe.core.peak_memory import peak_resident_nbytes
 from thinpipe.device.choice import device_module
 from thinpipe.device.host import free_host_nbytes, processor_name
 
-_SHARE_OF_RAM, _SHARE_OF_DEVICE = 0.8, 0.9
-"""Fractions of the free memory that a run may use, on the CPU and on a device with memory of its own: the rest is for
-other programs and for fragmentation of the allocator."""
 
-
-def usable_nbytes(device: torch.device, limit_nbytes: int | None = None) -> int:
-    """Bytes of memory that a run may use, in addition to what this process already uses. Raises UserError for a limit
-    below 1."""
-    if limit_nbytes is not None and limit_nbytes < 1:
-        raise UserError(
-            f"a memory limit of {limit_nbytes} bytes leaves nothing to train with: leave it out, or raise it"
-        )
-    share = _SHARE_OF_RAM if device.type == "cpu" else _SHARE_OF_DEVICE
-    free = int(free_nbytes(device) * share)
-    return free if limit_nbytes is None else min(free, limit_nbytes)
+def has_own_memory(device: torch.device) -> bool:
+    """False if tensors on the device are in the host's memory."""
+    return device.type not in ("cpu", "mps")
 
 
 def free_nbytes(device: torch.device) -> int:

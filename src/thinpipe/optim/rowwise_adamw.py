@@ -7,10 +7,12 @@ row (arXiv 2506.01260, section on the optimiser). On the coordinates Z of W = Z 
     v_i = mean over D of the squared full-width gradient = ‖row i of the gradient of Z‖² / D,
 
 since U keeps norms. Dividing by K instead would make every update sqrt(D/K) smaller than in the paper.
-Orthonormal matrices are updated by `stiefel`, all other parameters by torch's own AdamW.
+Orthonormal matrices are updated by `stiefel`, all other parameters by torch's own AdamW. Parameters in bfloat16 are
+updated by the same rules in float32 (`bf16_update`).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from inspect import unwrap
 from typing import Any, Literal
 
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from thinpipe.optim.adamw_moments import update_moments
+from thinpipe.optim.bf16_update import read_moment, start_state, step_bf16, write_moment
 from thinpipe.optim.stiefel import step_orthonormal
 from thinpipe.subspace.parameter_tags import Coordinates, coordinates_of, is_orthonormal
 
@@ -36,6 +39,58 @@ def second_moment_shape(parameter: Tensor, second_moment: SecondMoment) -> torch
     return torch.Size(1 if axis == coordinates.axis else size for axis, size in enumerate(parameter.shape))
 
 
+def parameter_groups(
+    parameters: Mapping[str, Tensor], tables: Collection[Tensor], *, matrix_lr_factor: float
+) -> list[dict[str, Any]]:
+    """Groups for the optimiser: matrices, with a factor on their learning rate (`lr_factor`); embedding tables; and
+    vectors (norms, biases), without weight decay. Groups that would be empty are left out."""
+    matrices = {name: p for name, p in parameters.items() if p.dim() >= 2}
+    groups: list[dict[str, Any]] = [
+        {"params": [(name, p) for name, p in matrices.items() if p not in tables], "lr_factor": matrix_lr_factor},
+        {"params": [(name, p) for name, p in matrices.items() if p in tables]},
+        {"params": [(name, p) for name, p in parameters.items() if name not in matrices], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _coordinates(parameter: Tensor, group: dict[str, Any]) -> Coordinates | None:
+    """Tag of a parameter with one second moment per row."""
+    return coordinates_of(parameter) if group["second_moment"] == "row" else None
+
+
+def _rule_of(parameter: Tensor, group: dict[str, Any]) -> Callable[..., None] | None:
+    """Function that updates a parameter from its gradient, state and group; None for torch's own AdamW."""
+    if is_orthonormal(parameter):
+        return step_orthonormal
+    coordinates = _coordinates(parameter, group)
+    return None if coordinates is None else partial(_step_rows, coordinates)
+
+
+def _can_be_sliced(parameter: Tensor, group: dict[str, Any]) -> bool:
+    """True if each row of the tensor (first axis) can be updated without the others."""
+    coordinates = _coordinates(parameter, group)
+    return not is_orthonormal(parameter) and (coordinates is None or coordinates.axis != 0)
+
+
+def _step_rows(
+    coordinates: Coordinates, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
+) -> None:
+    mean_square = gradient.square().sum(coordinates.axis, keepdim=True).div_(coordinates.full_width)
+    _decay_and_add(parameter, gradient, mean_square, state, group)
+
+
+def _step_each(parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    _decay_and_add(parameter, gradient, gradient.square(), state, group)
+
+
+def _decay_and_add(
+    parameter: Tensor, gradient: Tensor, mean_square: Tensor, state: dict[str, Any], group: dict[str, Any]
+) -> None:
+    step_size, denominator = update_moments(state, gradient, mean_square, group)
+    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+    parameter.addcdiv_(state["exp_avg"], denominator, value=-step_size)
+
+
 class RowwiseAdamW(torch.optim.Optimizer):
     """AdamW with a row-wise second moment for coordinate parameters (see `subspace.parameter_tags`).
 
@@ -44,14 +99,17 @@ class RowwiseAdamW(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        params: Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]],
         lr: float = 3e-4,
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
         second_moment: SecondMoment = "row",
         fused: bool = True,
+        seed: int = 0,
     ) -> None:
+        """bfloat16 parameters must be given with their names (as `named_parameters()`), from which, and from `seed`,
+        the random bits of stochastic rounding are drawn."""
         if second_moment not in ("row", "element"):
             raise ValueError(f'second_moment is "row" or "element", not {second_moment!r}')
         if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
@@ -63,7 +121,10 @@ class RowwiseAdamW(torch.optim.Optimizer):
             "weight_decay": weight_decay,
             "second_moment": second_moment,
             "fused": fused,
+            "seed": seed,
         }
+        self.gradient_factor = 1.0
+        """Factor on the gradients of bfloat16 parameters, applied in float32 by `step`."""
         super().__init__(params, defaults)
 
     # torch wraps these so that torch.compile ignores them. The wrapper imports torch._dynamo and sympy at the first
@@ -79,38 +140,59 @@ class RowwiseAdamW(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             ordinary: list[Tensor] = []
-            for parameter in group["params"]:
+            for index, parameter in enumerate(group["params"]):
                 if parameter.grad is None:
                     continue
-                coordinates = coordinates_of(parameter) if group["second_moment"] == "row" else None
                 if not self.state[parameter]:
-                    self._start_state(parameter, group)
-                if is_orthonormal(parameter):
-                    step_orthonormal(parameter, self.state[parameter], group)
-                elif coordinates:
-                    self._step_rows(parameter, coordinates, group)
+                    self.state[parameter] = self._start_state(parameter, group)
+                if parameter.dtype == torch.bfloat16:
+                    step_bf16(
+                        parameter,
+                        self.state[parameter],
+                        partial(_rule_of(parameter, group) or _step_each, group=group),
+                        gradient_factor=self.gradient_factor,
+                        sliced=_can_be_sliced(parameter, group),
+                        words=(group["seed"], "update", group["param_names"][index]),
+                    )
+                elif rule := _rule_of(parameter, group):
+                    rule(parameter, parameter.grad, self.state[parameter], group=group)
                 else:
                     ordinary.append(parameter)
             self._step_elements(ordinary, group)
         return loss
 
-    def _start_state(self, parameter: Tensor, group: dict[str, Any]) -> None:
+    @torch.no_grad()
+    def map_moments(
+        self, parameter: Tensor, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Replaces both moments of a parameter, if it has any, by these functions of them; 8-bit moments are decoded,
+        and rounded to nearest."""
+        if state := self.state.get(parameter):
+            for name, function in (("exp_avg", first), ("exp_avg_sq", second)):
+                write_moment(state, name, function(read_moment(state, name)))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Unlike torch's, keeps the data types of the moments of bfloat16 parameters, which are not bfloat16."""
+        super().load_state_dict(state_dict)
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for parameter, key in zip(group["params"], saved["params"], strict=True):
+                if parameter.dtype == torch.bfloat16 and key in state_dict["state"]:
+                    moments = state_dict["state"][key].items()
+                    self.state[parameter] = {name: value.to(parameter.device, copy=True) for name, value in moments}
+
+    def _start_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         shape = second_moment_shape(parameter, group["second_moment"])
+        if parameter.dtype == torch.bfloat16:
+            if "param_names" not in group:
+                raise ValueError("bfloat16 parameters need names: pass model.named_parameters()")
+            return start_state(parameter, shape)
         # torch's fused kernel needs the step count on the parameter's device; all other code reads it on the CPU.
         beside = group["fused"] and shape == parameter.shape
-        self.state[parameter] = {
+        return {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device if beside else "cpu"),
             "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
             "exp_avg_sq": parameter.new_zeros(shape),
         }
-
-    def _step_rows(self, parameter: Tensor, coordinates: Coordinates, group: dict[str, Any]) -> None:
-        state, gradient = self.state[parameter], parameter.grad
-        assert gradient is not None
-        mean_square = gradient.square().sum(coordinates.axis, keepdim=True).div_(coordinates.full_width)
-        step_size, denominator = update_moments(state, gradient, mean_square, group)
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.addcdiv_(state["exp_avg"], denominator, value=-step_size)
 
     def _step_elements(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         if not parameters:

@@ -13,10 +13,8 @@ from thinpipe.optim.adamw_moments import update_moments
 from thinpipe.subspace.basis import orthonormalise
 
 
-def step_orthonormal(parameter: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+def step_orthonormal(parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
     """Updates `parameter` and its optimiser `state` in place, with the hyperparameters of `group`."""
-    gradient = parameter.grad
-    assert gradient is not None
     tangent_DK = _tangent(parameter, gradient)
     step_size, denominator = update_moments(state, tangent_DK, tangent_DK.square().mean().view(1, 1), group)
     along_DK = _tangent(parameter, state["exp_avg"])  # the average includes tangents of earlier points

@@ -92,6 +92,8 @@ def mean_of(losses: Sequence[Tensor]) -> float:
 
 
 def divide_gradients(stage_modules: Sequence[StageModule], microbatches: int) -> None:
+    """Divides the gradients in `grad` by the number of micro-batches that they are sums of. None there: whoever sums
+    them elsewhere (`optim.gradient_sums`) divides."""
     gradients = [p.grad for stage_module in stage_modules for p in stage_module.parameters() if p.grad is not None]
-    if microbatches > 1:
+    if microbatches > 1 and gradients:
         torch._foreach_div_(gradients, float(microbatches))

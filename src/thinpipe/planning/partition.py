@@ -17,6 +17,7 @@ from thinpipe.planning.partition_search import (
     Traffic,
     find_partition,
     link_loads,
+    needed_nbytes,
     spread_over_all,
 )
 
@@ -130,7 +131,7 @@ def _make_result(
 
 
 def _too_small(machine: Machine, needs: Sequence[SegmentNeeds], shared_nbytes: int) -> str | None:
-    min_nbytes = min(need.memory_nbytes for need in needs) + shared_nbytes
+    min_nbytes = min(needed_nbytes(need, machine) for need in needs) + shared_nbytes
     if machine.memory_nbytes >= min_nbytes:
         return None
     return (

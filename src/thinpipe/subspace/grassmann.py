@@ -11,6 +11,8 @@ Z' = Z (UᵀU'), the coordinates of the projection of Z Uᵀ on span(U'). A proj
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -117,9 +119,19 @@ class GrassmannTracker:
         )
 
 
+class MapsMoments(Protocol):
+    """An optimiser whose moments can be mapped to another basis."""
+
+    def map_moments(
+        self, parameter: Tensor, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Replaces both moments of a parameter, if it has any, by these functions of them."""
+        ...
+
+
 @torch.no_grad()
 def rebase_squares(
-    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, old: Basis, new: Basis
+    parameters: Mapping[str, nn.Parameter], optimizer: MapsMoments | None, old: Basis, new: Basis
 ) -> dict[str, tuple[float, float]]:
     """Maps coordinate parameters and their first moments to the new basis; returns ‖Z‖² before and after for each
     parameter, which processes can sum.
@@ -134,17 +146,22 @@ def rebase_squares(
         if (coordinates := coordinates_of(parameter)) is None:
             continue
         before = float(parameter.cpu().double().square().sum())
-        parameter.copy_(_along(parameter, coordinates.axis, transition_KK))
+        parameter.copy_(_along(coordinates.axis, transition_KK, parameter))
         squares[name] = before, float(parameter.cpu().double().square().sum())
-        state = optimizer.state.get(parameter) if optimizer is not None else None
-        if state:
-            state["exp_avg"].copy_(_along(state["exp_avg"], coordinates.axis, transition_KK))
-            if state["exp_avg_sq"].shape == parameter.shape:
-                state["exp_avg_sq"].copy_(state["exp_avg_sq"].mean(coordinates.axis, keepdim=True).expand_as(parameter))
+        if optimizer is not None:
+            optimizer.map_moments(
+                parameter,
+                partial(_along, coordinates.axis, transition_KK),
+                partial(_mean_along, coordinates.axis, parameter.shape),
+            )
     return squares
 
 
-def _along(coordinates: Tensor, axis: int, transition_KK: Tensor) -> Tensor:
-    """`coordinates` multiplied by `transition_KK` along `axis`."""
-    matrix_KK = transition_KK.to(coordinates.dtype)
-    return (coordinates.movedim(axis, -1) @ matrix_KK).movedim(-1, axis)
+def _along(axis: int, transition_KK: Tensor, coordinates: Tensor) -> Tensor:
+    """`coordinates` multiplied by `transition_KK` along `axis`, in the data type of the basis."""
+    return (coordinates.to(transition_KK.dtype).movedim(axis, -1) @ transition_KK).movedim(-1, axis)
+
+
+def _mean_along(axis: int, shape: torch.Size, moment: Tensor) -> Tensor:
+    """A second moment of a parameter of this shape: its mean over the coordinates if it is element-wise."""
+    return moment.mean(axis, keepdim=True).expand(shape) if moment.shape == shape else moment

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,6 +27,8 @@ from thinpipe.device.memory import device_name, peak_nbytes
 from thinpipe.device.precision import has_bf16_units
 from thinpipe.models import Model, ModelConfig, build, materialise
 from thinpipe.optim import RowwiseAdamW
+from thinpipe.optim.gradient_sums import GradientSums, gradient_norms
+from thinpipe.optim.rowwise_adamw import parameter_groups
 from thinpipe.pipeline.boundary_methods import boundary_method
 from thinpipe.pipeline.placement import place
 from thinpipe.pipeline.runner import Runner, TwinRunner
@@ -104,6 +105,8 @@ class Engine:
             for name, parameter in self.model.segments[index].named_parameters()
         }
         self.optimizer = self._make_optimizer()
+        is_bf16 = self.recipe.weights == "bfloat16"
+        self.gradient_sums = GradientSums(self.parameters, seed=config.debug.seed) if is_bf16 else None
         self.tracker = self._make_tracker()
         self.methods = [boundary_method(model_config, config) for _ in range(count - 1)]
         self.runner = self._make_runner()
@@ -117,19 +120,14 @@ class Engine:
             for module in self.model.segments[index].modules()
             if isinstance(module, nn.Embedding)
         }
-        matrices = [p for p in self.parameters.values() if p.dim() >= 2]
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in matrices if p not in tables], "lr_factor": settings.matrix_lr_factor or 1.0},
-            {"params": [p for p in matrices if p in tables]},
-            {"params": [p for p in self.parameters.values() if p.dim() < 2], "weight_decay": 0.0},
-        ]
         return RowwiseAdamW(
-            groups,
+            parameter_groups(self.parameters, tables, matrix_lr_factor=settings.matrix_lr_factor or 1.0),
             lr=settings.lr,
             betas=(settings.beta1, settings.beta2),
             eps=settings.eps,
             weight_decay=settings.weight_decay,
             second_moment=settings.second_moment,
+            seed=self.config.debug.seed,
         )
 
     def _make_tracker(self) -> GrassmannTracker | None:
@@ -186,11 +184,15 @@ class Engine:
         """
         self.model.train()
         self.optimizer.zero_grad()
+        if self.gradient_sums is not None:
+            self.gradient_sums.begin(index)
         self.sanity.begin()
         for method in self.methods:
             method.snapshot()
         before = None if self.tracker is None else (self.tracker.su_DK.clone(), self.tracker.trace.clone())
         loss = self.runner.gradients(index, self._microbatches(ids_BW))
+        if self.gradient_sums is not None:
+            self.gradient_sums.finish()
         outcome = self._outcome(loss, stop=asked_to_stop())
         if outcome.fault is None:
             self.sanity.accept()
@@ -213,8 +215,8 @@ class Engine:
 
         Except for the count of stop requests, each number is non-zero in at most one process, so the sums are exact.
         """
-        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
-        local = dict(zip(self.parameters, torch.stack(list(torch._foreach_norm(gradients))).tolist(), strict=True))
+        count = 1 if self.gradient_sums is None else self.config.microbatches
+        local = {name: norm / count for name, norm in gradient_norms(self.parameters).items()}
         received = {(part.boundary, part.forward): part for part in self.runner.received()}
         ends = [(boundary, forward) for boundary in range(len(self.methods)) for forward in (True, False)]
         not_finite, outliers = self.sanity.not_finite(), self.sanity.outliers()
@@ -275,7 +277,9 @@ class Engine:
 
     def _update(self, grad_norm: float, lr: float) -> None:
         factor = self.config.training.max_norm / (grad_norm + 1e-6)
-        if factor < 1:
+        if self.gradient_sums is not None:
+            self.optimizer.gradient_factor = min(factor, 1.0) / self.config.microbatches
+        elif factor < 1:
             torch._foreach_mul_([p.grad for p in self.parameters.values() if p.grad is not None], factor)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_factor", 1.0)  # 1.0 is exact
