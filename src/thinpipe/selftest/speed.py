@@ -10,9 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinpipe.core.units import format_flops
 from thinpipe.device.choice import synchronise
+from thinpipe.device.memory import forget_memory_peak, memory_peak
 from thinpipe.doctor.finding import Finding, ok, problem, warning
 from thinpipe.planning.segment_costs import segment_costs
 from thinpipe.selftest.check import REPORT_IT, Figures, RecipeName, Subject
+from thinpipe.selftest.memory import LAW_IS_OFF, MEMORY_BAND, predicted_nbytes
 from thinpipe.selftest.workload import LEARNING_RATE, Size, language, run_config
 from thinpipe.swarm.peer.machine_probe import measure_flops
 from thinpipe.training.engine import Engine
@@ -64,6 +66,7 @@ def check_recipe(what: str, subject: Subject, *, recipe: RecipeName) -> tuple[Fi
     size = _size(subject)
     config = run_config(size, subject.device, recipe)
     model = config.model.resolve(size.vocabulary)
+    before = forget_memory_peak(subject.device)
     engine, losses = Engine(config, model), []
     ids = language(0, size.batch, size.tokens, size.vocabulary)
     fastest = float("inf")
@@ -84,6 +87,13 @@ def check_recipe(what: str, subject: Subject, *, recipe: RecipeName) -> tuple[Fi
     )
     if not losses[-1] < losses[0]:
         return problem(what, f"{text}: it does not fall", REPORT_IT), figures
+    if subject.is_cpu:  # whose memory is measured in a process of its own
+        return ok(what, text), figures
+    peak = memory_peak(subject.device, before).allocated_nbytes
+    figures["memory"] = ratio = predicted_nbytes(config, size.vocabulary)[0] / peak
+    text += f"; predicted / measured memory {ratio:.2f}"
+    if abs(ratio - 1) > MEMORY_BAND:
+        return warning(what, text, LAW_IS_OFF), figures
     return ok(what, text), figures
 
 
