@@ -2,9 +2,11 @@
 
 import json
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.device.mutations import all_mutations
 from tests.device.planted_faults import LAW_OFF, MATMUL_OFF, plant, run_selftest
@@ -12,7 +14,7 @@ from tests.device.sim import environment
 from tests.warm import run_warm
 from thinpipe.boundary.formats import FORMATS, FloatFormat
 from thinpipe.device.choice import choose_device
-from thinpipe.selftest import copies, kernels, steps
+from thinpipe.selftest import copies, kernels, speed, steps
 from thinpipe.selftest.boundaries import check_boundaries, methods
 from thinpipe.selftest.check import Subject
 from thinpipe.selftest.kernels import check_kernels, check_random_numbers
@@ -182,3 +184,20 @@ def test_copies_that_prove_nothing_say_so(subject, monkeypatch):
     monkeypatch.setattr(copies, "_without_wait", lambda _device: [copies._message(0)])
     finding, _ = copies.check_copies("copies", subject)
     assert finding.state == "not checked"
+
+
+@pytest.mark.parametrize(("factor", "state"), [(1.0, "ok"), (0.7, "warning")])
+def test_the_memory_law_of_a_recipe_is_judged(subject, monkeypatch, factor, state):
+    predicted = speed.predicted_nbytes
+    monkeypatch.setattr(speed, "predicted_nbytes", lambda *given: [factor * nbytes for nbytes in predicted(*given)])
+    finding, figures = speed.check_recipe("recipe bf16", subject, recipe="bf16")
+    assert finding.state == state, finding.text
+    assert figures["memory"] == pytest.approx(factor, rel=0.15)
+    assert subject.calibration.flops["bf16"] == figures["flops"]
+
+
+@pytest.mark.parametrize("kernel", ["fused", "math"])
+def test_attention_that_keeps_scores_is_a_warning(subject, kernel):
+    with sdpa_kernel(SDPBackend.MATH) if kernel == "math" else nullcontext():
+        finding, _ = speed.check_attention("attention kernel", subject)
+    assert (finding.state, subject.calibration.attention) == ("warning" if kernel == "math" else "ok", kernel)

@@ -67,7 +67,7 @@ def checks(sustained_seconds: float) -> list[Check]:
         Check(name="time of a block", uses=(), seconds=1, run=check_block_time),
         Check(name="attention kernel", uses=(), seconds=1, run=check_attention),
         *(
-            Check(name=f"recipe {name}", uses=(name,), seconds=4, run=partial(check_recipe, recipe=name))
+            Check(name=f"recipe {name}", uses=(name,), seconds=8, run=partial(check_recipe, recipe=name))
             for name in RECIPE_NAMES
         ),
     ]
@@ -138,5 +138,5 @@ def page(report: Report) -> list[RenderableType]:
         Text(f"thinpipe selftest on {report.device} ({report.device_type}), {report.seconds:.0f} s\n", style="bold"),
         *(Text(sentence, style=_COLOURS.get(sentence.split()[0], "")) for sentence in report.verdict),
         Text(""),
-        findings_table([result.finding for result in report.checks]),
+        findings_table([result.finding for result in report.checks], fixes_below=True),
     ]

@@ -5,7 +5,8 @@ type in which the operation computes and stores (inputs are rounded before both 
 
     float32   1e-5    u = 6e-8. Sums of 512 products in any order stay below 1e-6; TF32, with 10 bits of mantissa, is
                       near 3e-4 and would be found
-    bfloat16  2e-2    u = 4e-3 for each result that is stored: one to three of them in each operation
+    bfloat16  3e-2    u = 4e-3 for each result that is stored, one to three of them in each operation; a CPU sums the
+                      gradient of a bias in bfloat16, too, and reaches 1e-2
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from thinpipe.device.counter_random import uniform
 from thinpipe.doctor.finding import Finding, ok, problem
 from thinpipe.selftest.check import REPORT_IT, Figures, Subject
 
-BANDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+BANDS = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 _TOKENS, _WIDTH = 67, 512
 
 

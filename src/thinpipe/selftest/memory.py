@@ -31,8 +31,9 @@ SIZES: dict[str, Size] = {
 }
 """Models of 150 to 300 MB by what takes most of the memory, ascending: some systems cannot forget a peak."""
 _QUICK_SIZES = ("activations", "weights")
-BAND = 0.15
+MEMORY_BAND = 0.15
 """Largest relative difference of prediction and measurement. Tensors are counted to the byte; allocators round up."""
+LAW_IS_OFF = "Do not rely on the memory that `plan`, `train` and hubs predict; report it with the file below."
 _RETURN_BLOCKS_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """Makes glibc give freed tensors back to the system. By default it keeps blocks of up to 32 MB, in a heap whose holes
 depend on the history of the process."""
@@ -74,13 +75,12 @@ def check_memory(what: str, subject: Subject) -> tuple[Finding, Figures]:
     subject.calibrate(overhead_nbytes=measured.overhead_nbytes)
     listed = ", ".join(f"{float(ratio):.2f} ({name})" for name, ratio in ratios.items())
     text = f"predicted / measured peak of {recipe} steps: {listed}"
-    if all(abs(float(ratio) - 1) <= BAND for ratio in ratios.values()):
+    if all(abs(float(ratio) - 1) <= MEMORY_BAND for ratio in ratios.values()):
         return ok(what, text), ratios
-    text = f"the memory law is off: {text} (allowed: {1 - BAND:.2f} to {1 + BAND:.2f})"
-    fix = "Do not rely on the memory that `plan`, `train` and hubs predict; report it with the file below."
+    text = f"the memory law is off: {text} (allowed: {1 - MEMORY_BAND:.2f} to {1 + MEMORY_BAND:.2f})"
     if subject.is_cpu and sys.platform != "linux":  # where a process cannot tell its peak exactly
-        return warning(what, text, fix), ratios
-    return problem(what, text, fix), ratios
+        return warning(what, text, LAW_IS_OFF), ratios
+    return problem(what, text, LAW_IS_OFF), ratios
 
 
 def measure(device: torch.device, recipe: RecipeName, sizes: Mapping[str, Size]) -> Measured:

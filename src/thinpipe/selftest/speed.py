@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from thinpipe.core.units import format_flops
 from thinpipe.device.choice import synchronise
+from thinpipe.device.memory import forget_memory_peak, memory_peak
 from thinpipe.doctor.finding import Finding, ok, problem, warning
 from thinpipe.planning.segment_costs import segment_costs
 from thinpipe.selftest.check import REPORT_IT, Figures, RecipeName, Subject
+from thinpipe.selftest.memory import LAW_IS_OFF, MEMORY_BAND, predicted_nbytes
 from thinpipe.selftest.workload import LEARNING_RATE, Size, language, run_config
 from thinpipe.swarm.peer.machine_probe import measure_flops
 from thinpipe.training.engine import Engine
@@ -19,7 +22,7 @@ from thinpipe.training.engine import Engine
 _SLICE_SECONDS, _QUICK_SLICE_SECONDS = 2.0, 0.5
 _THROTTLED = 0.8
 """Part of the first rate below which a device counts as throttled."""
-_STEP_SECONDS = 0.3
+_STEP_SECONDS = 1.0
 """Wanted duration of a step when recipes are timed; the model is chosen by the measured rate."""
 _STEP_SIZES = tuple(
     Size(dim=dim, layers=4, batch=4, microbatch=4, tokens=tokens, vocabulary=512)
@@ -50,7 +53,7 @@ def check_speed(what: str, subject: Subject) -> tuple[Finding, Figures]:
     first, last = rates[0], rates[-1]
     subject.flops = last
     figures: Figures = {"first": first, "last": last, "seconds": round(time.monotonic() - began, 1)}
-    text = f"{first / 1e12:.3g} TFLOP/s at first, {last / 1e12:.3g} after {figures['seconds']} s ({recipe.name})"
+    text = f"{format_flops(first)} at first, {format_flops(last)} after {figures['seconds']} s ({recipe.name})"
     if last < _THROTTLED * first:
         fix = "Plans count on the last rate. Better cooling, or another power setting, may keep the first."
         return warning(what, f"{text}: the device slows down under load, or other programs use it", fix), figures
@@ -63,6 +66,7 @@ def check_recipe(what: str, subject: Subject, *, recipe: RecipeName) -> tuple[Fi
     size = _size(subject)
     config = run_config(size, subject.device, recipe)
     model = config.model.resolve(size.vocabulary)
+    before = forget_memory_peak(subject.device)
     engine, losses = Engine(config, model), []
     ids = language(0, size.batch, size.tokens, size.vocabulary)
     fastest = float("inf")
@@ -79,10 +83,17 @@ def check_recipe(what: str, subject: Subject, *, recipe: RecipeName) -> tuple[Fi
     figures: Figures = {"dim": size.dim, "seconds a step": fastest, "flops": flops}
     text = (
         f"{1e3 * fastest:.0f} ms a step of {size.batch} x {size.tokens} tokens, width {size.dim} "
-        f"({flops / 1e12:.3g} TFLOP/s); loss {losses[0]:.2f} to {losses[-1]:.2f}"
+        f"({format_flops(flops)}); loss {losses[0]:.2f} to {losses[-1]:.2f}"
     )
     if not losses[-1] < losses[0]:
         return problem(what, f"{text}: it does not fall", REPORT_IT), figures
+    if subject.is_cpu:  # whose memory is measured in a process of its own
+        return ok(what, text), figures
+    peak = memory_peak(subject.device, before).allocated_nbytes
+    figures["memory"] = ratio = predicted_nbytes(config, size.vocabulary)[0] / peak
+    text += f"; predicted / measured memory {ratio:.2f}"
+    if abs(ratio - 1) > MEMORY_BAND:
+        return warning(what, text, LAW_IS_OFF), figures
     return ok(what, text), figures
 
 
