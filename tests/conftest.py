@@ -1,8 +1,10 @@
 """Every test starts from the same random state and one thread: CPU results are repeatable for a fixed thread count.
 
-Tests of a module that imports a way to start programs or servers carry the mark `programs`.
+No test reads or writes what `thinpipe selftest` has measured on the machine. Tests of a module that imports a way to
+start programs or servers carry the mark `programs`.
 """
 
+import os
 import subprocess
 
 import hypothesis
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from tests.run_fixtures import gpt2_config, programs, run_config, tokens  # noqa: F401  fixtures for every folder
+from thinpipe.planning.calibration import STATE_FOLDER_VARIABLE
 
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
@@ -24,6 +27,11 @@ _STARTERS = {
     "tests.transport.processes",
     "tests.warm",
 }
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_calibration(tmp_path_factory):
+    os.environ[STATE_FOLDER_VARIABLE] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(autouse=True)

@@ -80,7 +80,7 @@ class Swarm:
                 pipeline_parallel_extra_microbatches=self.extra,
             ),
             boundary=BoundaryConfig(forward="bf16", backward="bf16"),
-            execution=ExecutionConfig(checkpoint_activations=True),
+            execution=ExecutionConfig(checkpoint_activations="block"),
         )
 
     @cached_property

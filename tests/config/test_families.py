@@ -118,7 +118,7 @@ def settings(precision="fp32", *, micro=3, seq=10, **execution):
     "config",
     [
         settings(),
-        settings("bf16", checkpoint_activations=True),
+        settings("bf16", checkpoint_activations="block"),
         settings("bf16", micro=1, seq=600),
         settings("bf16-mixed", micro=1, seq=600),
     ],

@@ -111,12 +111,15 @@ def test_messages_and_gradients_have_the_dtype_of_the_weights(projection, dtype)
 def test_computing_blocks_again_changes_no_gradient(projection):
     model, ids = model_of(projection), some_ids()
     gradients = []
-    for again in (False, True):
+    for again in ("none", "block", "segment"):
         model.set_execution(ExecutionConfig(checkpoint_activations=again))
         model.zero_grad()
         model(ids).square().mean().backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
-    assert all(torch.equal(left, right) for left, right in zip(*gradients, strict=True))
+    assert all(
+        torch.equal(plain, block) and torch.equal(plain, segment)
+        for plain, block, segment in zip(*gradients, strict=True)
+    )
 
 
 def test_projectors_begin_alike_learn_and_stay_orthonormal():

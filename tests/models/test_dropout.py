@@ -24,11 +24,12 @@ def losses(model, seeds):
     return found, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
+@pytest.mark.parametrize("checkpointing", ["block", "segment"])
 @pytest.mark.parametrize("config", [GPT2, CONFINED], ids=["dense", "subspace"])
-def test_recomputed_blocks_drop_the_same(config):
+def test_recomputed_blocks_drop_the_same(config, checkpointing):
     model = materialise(build(config), seed=1)
     plain, gradients = losses(model, (3, 4))
-    model.set_execution(ExecutionConfig(checkpoint_activations=True))
+    model.set_execution(ExecutionConfig(checkpoint_activations=checkpointing))
     again, gradients_again = losses(model, (3, 4))
     assert plain == again
     assert plain[0] != plain[1]

@@ -124,7 +124,7 @@ def test_kv_cache_refuses_gradients_and_another_batch() -> None:
 @torch.no_grad()
 def test_execution_settings_do_not_change_the_kv_cache() -> None:
     model, cache = model_of("llama-subspace-cut-free", torch.float32), KVCache(24)
-    model.set_execution(ExecutionConfig(checkpoint_activations=True), autocast_bf16=True)
+    model.set_execution(ExecutionConfig(checkpoint_activations="block"), autocast_bf16=True)
     logits = torch.cat([model(piece, cache) for piece in IDS.split([20, 1, 3], dim=1)], dim=1)
     assert cache.length == 24
     assert cache.layer(0).extend(*[torch.empty(2, 2, 0, 8)] * 2)[0].dtype == torch.bfloat16

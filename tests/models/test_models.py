@@ -142,16 +142,18 @@ def test_basis_and_tables_keep_their_precision_in_a_bf16_model():
     assert model(IDS).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("checkpointing", ["block", "segment"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_activation_checkpointing_is_bitwise_the_same(name):
+def test_activation_checkpointing_is_bitwise_the_same(name, checkpointing):
     model = materialise(build(CONFIGS[name]), seed=1)
     plain = gradients(model)
-    model.set_execution(ExecutionConfig(checkpoint_activations=True))
+    model.set_execution(ExecutionConfig(checkpoint_activations=checkpointing))
     again = gradients(model)
     assert all(torch.equal(plain[name], again[name]) for name in plain)
 
 
-def test_activation_checkpointing_shows_torch_a_tensor(monkeypatch):
+@pytest.mark.parametrize(("checkpointing", "calls"), [("block", 4), ("segment", 3)])
+def test_activation_checkpointing_shows_torch_a_tensor(monkeypatch, checkpointing, calls):
     """Without one torch would not restore the autocast of the device when a block is computed again."""
     seen = []
 
@@ -162,21 +164,33 @@ def test_activation_checkpointing_shows_torch_a_tensor(monkeypatch):
 
     monkeypatch.setattr("thinpipe.models.model.checkpoint", spy)
     model = materialise(build(CONFIGS["gpt2-subspace"]), seed=1)
-    model.set_execution(ExecutionConfig(checkpoint_activations=True))
+    model.set_execution(ExecutionConfig(checkpoint_activations=checkpointing))
     model(IDS)
-    assert seen == [True] * 4
+    assert seen == [True] * calls
 
 
 def test_activation_checkpointing_keeps_fewer_tensors():
     kept = {}
-    for execution in (ExecutionConfig(), ExecutionConfig(checkpoint_activations=True)):
+    for mode in ("none", "block", "segment"):
         model = materialise(build(CONFIGS["llama-subspace"]), seed=1)
-        model.set_execution(execution)
+        model.set_execution(ExecutionConfig(checkpoint_activations=mode))
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x.nbytes) or x, lambda x: x):
-            model(IDS)
-        kept[execution] = sum(saved)
-    assert kept[ExecutionConfig(checkpoint_activations=True)] < kept[ExecutionConfig()] / 3
+            model.segments[0](IDS)
+        kept[mode] = sum(saved)
+    assert kept["block"] < kept["none"] / 3
+    assert kept["segment"] == IDS.nbytes < kept["block"]
+
+
+@pytest.mark.parametrize("checkpointing", ["block", "segment"])
+def test_the_basis_tracker_sees_a_recomputed_gradient_once(checkpointing):
+    model, seen = materialise(build(CONFIGS["llama-subspace"]), seed=1), []
+    model.segments[-1].on_gradient = seen.append
+    for mode in ("none", checkpointing):
+        model.set_execution(ExecutionConfig(checkpoint_activations=mode))
+        model(IDS).square().mean().backward()
+    assert len(seen) == 2
+    assert torch.equal(*seen)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-subspace", "gpt2-subspace"])

@@ -4,6 +4,7 @@ Fake tensors have shape, dtype and device but no content, so model families, att
 checkpointing need no formulas of their own. The kernels are those of a CPU.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -82,13 +83,16 @@ def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
 
 
 def flops_per_token(segment: Segment, config: RunConfig) -> float:
-    model = segment.config
+    model, checkpointing = segment.config, config.execution.checkpoint_activations
     attention = 2 * config.training.seq_len * model.n_heads * model.head_dim * len(segment.blocks)
-    total = (8 if config.execution.checkpoint_activations else 6) * (_matrix_numbers(segment.blocks) + attention)
-    ends = [part for part in (segment.first, segment.last, segment.projections) if part is not None]
-    total += 6 * sum(map(_matrix_numbers, ends))
+    total = (6 if checkpointing == "none" else 8) * (_matrix_numbers(segment.blocks) + attention)
+    for part in (segment.first, segment.projections, segment.last):
+        recomputed = checkpointing == "segment" and part is not segment.last
+        total += 0 if part is None else (8 if recomputed else 6) * _matrix_numbers(part)
     if model.subspace.width is not None:
-        total += 4 * model.dim * model.subspace.width * _products_with_basis(segment, config)
+        products, recomputed_products = _products_with_basis(segment, config)
+        total += 4 * model.dim * model.subspace.width * products
+        total += 2 * model.dim * model.subspace.width * recomputed_products if checkpointing == "segment" else 0
     return total
 
 
@@ -98,13 +102,15 @@ def _matrix_numbers(part: nn.Module) -> int:
     return sum(weight.numel() for weight in weights)
 
 
-def _products_with_basis(segment: Segment, config: RunConfig) -> int:
-    """Number of products with the basis per token: reads of the stream, and one for the basis tracker."""
+def _products_with_basis(segment: Segment, config: RunConfig) -> tuple[int, int]:
+    """Number of products with the basis per token: reads of the stream, and one for the basis tracker. And how many
+    reads stand before the head."""
     is_last = segment.last is not None
     tracked = int(is_last and config.basis.interval > 0)
     if not isinstance(segment.space, Subspace):
-        return 1 + tracked
-    return 2 * len(segment.blocks) + int(is_last) + tracked
+        return 1 + tracked, 1
+    reads = 2 * len(segment.blocks)
+    return reads + int(is_last) + tracked, reads
 
 
 def _memory_nbytes(segment: Segment, config: RunConfig, microbatches: int) -> int:
@@ -149,30 +155,43 @@ def count_saved_activations(
     """Activation memory of a segment that is on the meta device.
 
     The peak adds two gradients of the size of the largest saved tensor: the logits in the segment with the output head,
-    else a tensor inside an MLP. With activation checkpointing it also adds one recomputed block.
+    else a tensor inside an MLP. With activation checkpointing it also adds one recomputed block; by segment, all that
+    is recomputed, once head and loss are done with.
     """
-    plain = replace(execution, compile=False, checkpoint_activations=False)
-    all_nbytes = _saved_nbytes(segment, plain, batch, tokens, recipe)
-    gradients = 2 * max(all_nbytes)
-    if not execution.checkpoint_activations:
-        return SavedActivations(nbytes=sum(all_nbytes), peak_extra_nbytes=gradients)
-    outside = sum(_saved_nbytes(segment, replace(plain, checkpoint_activations=True), batch, tokens, recipe))
-    one_block = (sum(all_nbytes) - outside) // len(segment.blocks)
+    plain = replace(execution, compile=False, checkpoint_activations="none")
+    before_head, after_head = _saved_nbytes(segment, plain, batch, tokens, recipe)
+    everything = before_head + after_head
+    if execution.checkpoint_activations == "none":
+        return SavedActivations(nbytes=sum(everything), peak_extra_nbytes=2 * max(everything))
+    inputs, output = _saved_nbytes(segment, replace(execution, compile=False), batch, tokens, recipe)
+    outside = sum(inputs) + sum(output)
+    if execution.checkpoint_activations == "segment":
+        recomputed = list((Counter(everything) - Counter(inputs[:1]) - Counter(output)).elements())
+        freed = 0 if segment.last is None else sum(output)
+        peak = max(2 * max(output), sum(recomputed) + 2 * max(recomputed) - freed)
+        return SavedActivations(nbytes=outside, peak_extra_nbytes=peak)
+    one_block = (sum(everything) - outside) // len(segment.blocks)
     # Block inputs are counted in `outside`, except for the base of a subspace stream.
     base = batch * tokens * segment.config.dim * recipe.itemsize if isinstance(segment.space, Subspace) else 0
-    return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(0, one_block) + gradients)
+    return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(0, one_block) + 2 * max(everything))
 
 
-def _saved_nbytes(segment: Segment, execution: ExecutionConfig, batch: int, tokens: int, recipe: Recipe) -> list[int]:
-    """Bytes of every storage that autograd saves, without parameters and buffers; views of one storage count once."""
+def _saved_nbytes(
+    segment: Segment, execution: ExecutionConfig, batch: int, tokens: int, recipe: Recipe
+) -> tuple[list[int], list[int]]:
+    """Bytes of every storage that autograd saves, without parameters and buffers; views of one storage count once.
+    Before, and in or after, head and loss or the message to the next segment."""
     before, dtype = (segment.execution, segment.autocast_bf16), getattr(torch, recipe.weights)
     segment.execution, segment.autocast_bf16 = execution, recipe.autocast_bf16
     saved: dict[int, Tensor] = {}
+    before_head: list[int] = []
 
     def save(tensor: Tensor) -> Tensor:
         saved[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
+    heads = [] if segment.last is None else [segment.last]
+    hooks = [head.register_forward_pre_hook(lambda *_: before_head.extend(saved)) for head in heads]
     try:
         with FakeTensorMode():
             own = _fake_tensors(segment, dtype)
@@ -182,13 +201,20 @@ def _saved_nbytes(segment: Segment, execution: ExecutionConfig, batch: int, toke
             with saved_tensors_hooks(save, lambda tensor: tensor):
                 out: Tensor = functional_call(segment, own, (ids_BW[:, :-1], state), {"dropout_seed": 0})
                 loss = out if segment.last is None else token_losses(out, ids_BW).mean()
-            for tensor in own.values():
-                saved.pop(tensor.untyped_storage()._cdata, None)
             if segment.last is None:
+                saved.pop(loss.untyped_storage()._cdata, None)
+                before_head.extend(saved)
                 save(loss)  # the output state: it is sent, and held until the backward pass starts from it
-            return [tensor.untyped_storage().nbytes() for tensor in saved.values()]
+            own_storages = {tensor.untyped_storage()._cdata for tensor in own.values()}
+            sizes = {key: tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in own_storages}
+            return (
+                [nbytes for key, nbytes in sizes.items() if key in before_head],
+                [nbytes for key, nbytes in sizes.items() if key not in before_head],
+            )
     finally:
         segment.execution, segment.autocast_bf16 = before
+        for hook in hooks:
+            hook.remove()
 
 
 def _fake_tensors(segment: Segment, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -17,7 +17,15 @@ FRIENDS, MACHINES = str(EXAMPLES / "friends-1b.toml"), str(EXAMPLES / "machines.
 def test_people_are_told_whether_it_fits_how_fast_it_is_and_what_limits_it(capsys):
     assert main(["plan", FRIENDS, "--machines", MACHINES]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    for words in ("it fits", "tokens/s", "what limits it", "bytes a token", "assumed", "the hub"):
+    for words in (
+        "it fits",
+        "tokens/s",
+        "what limits it",
+        "bytes a token",
+        "assumed",
+        "the hub",
+        "instead, one rented",
+    ):
         assert words in said
 
 
@@ -31,6 +39,11 @@ def test_programs_get_all_of_it_as_json(capsys):
         kinds = ("weights", "gradients", "optimiser", "activations", "frozen_tables", "overhead")
         assert memory["total"] == sum(memory[kind] for kind in kinds)
     assert any(link["link"].startswith("the hub's link") for link in plan["links"])
+    own, rented = plan["alternatives"]
+    assert (own["machine"], own["rented"], rented["rented"]) == ("ada", False, True)
+    assert rented["money"] > 0
+    assert plan["verdict"].startswith("friends are worth it")
+    assert any("a rented" in words for words in plan["assumptions"])
 
 
 @pytest.mark.parametrize("machines", ["machines.toml", "cloud.toml", "no hub"])

@@ -7,12 +7,14 @@ import pytest
 
 from thinpipe.config.run import RunConfig, TrainingConfig
 from thinpipe.core.errors import UserError
+from thinpipe.planning.calibration import STATE_FOLDER_VARIABLE, Calibration, device_key, save_calibration
 from thinpipe.planning.devices import DEVICES, find_device, precision_of
 from thinpipe.planning.machines import Hub, Machine, load_machines
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
 from thinpipe.swarm.protocol.status import PeerStatus, Status, machines_from_status
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+CARDS = "cards: 500 MB for context and libraries, 5% of the memory for fragmentation (overhead)"
 
 
 @pytest.fixture
@@ -41,6 +43,9 @@ def test_all_that_can_be_said_of_a_machine(load):
         cores = 2
         duplex = "shared"
         latency_per = "message"
+        overhead = "600MB"
+        host_memory = "64GB"
+        copy_rate = "80gbps"
         """
     )
     assert machines.machines == (
@@ -56,7 +61,9 @@ def test_all_that_can_be_said_of_a_machine(load):
             cores=2,
             duplex="shared",
             latency_per="message",
-            overhead_nbytes=500_000_000,
+            overhead_nbytes=600_000_000,
+            host_memory_nbytes=64e9,
+            copy_bytes_per_second=10e9,
         ),
     )
     assert (machines.hub, machines.currency, machines.assumptions) == (None, "EUR", ())
@@ -90,13 +97,43 @@ def test_a_device_reaches_a_share_of_its_peak_and_that_is_said(load):
     [machine] = machines.machines
     assert (machine.name, machine.memory_nbytes) == ("RTX 4090", 24_000_000_000)
     assert machine.flops == pytest.approx(0.35 * 165.2e12)
-    assert machines.assumptions == ("RTX 4090: 35% of its peak of 165.2 TFLOP/s in bf16",)
+    assert machines.assumptions == ("RTX 4090: 35% of its peak of 165.2 TFLOP/s in bf16", CARDS)
+    assert machine.overhead_nbytes == 500_000_000 + 0.05 * 24_000_000_000
+    assert math.isinf(machine.host_memory_nbytes)
     [exact] = load(f"efficiency = 0.5\n{text}", precision="fp32").machines
     assert exact.flops == pytest.approx(0.5 * 82.6e12)
     measured = load(text + "tflops = 70\n")
     assert measured.machines[0].flops == 70e12
     assert measured.machines[0].memory_nbytes == 24_000_000_000
-    assert not measured.assumptions
+    assert measured.assumptions == (CARDS,)
+
+
+def test_what_was_measured_on_this_machine_replaces_what_is_assumed(load, tmp_path, monkeypatch):
+    monkeypatch.setenv(STATE_FOLDER_VARIABLE, str(tmp_path / "state"))
+    measured = Calibration(
+        overhead_nbytes=300_000_000,
+        fragmentation_share=0.1,
+        activation_factor=1.2,
+        flops={"bf16-mixed": 60e12, "fp32": 20e12},
+        to_device_bytes_per_second=9e9,
+        to_host_bytes_per_second=8e9,
+    )
+    save_calibration(device_key("cuda", "NVIDIA GeForce RTX 4090"), measured)
+    text = '[[machine]]\ndevice = "RTX 4090"\nup = "1gbps"\ndown = "1gbps"\n'
+    machines = load(text)
+    [machine] = machines.machines
+    assert (machine.flops, machine.copy_bytes_per_second, machine.activation_factor) == (60e12, 8e9, 1.2)
+    assert machine.overhead_nbytes == 300_000_000 + 0.1 * 24_000_000_000
+    assert not machines.assumptions
+    assert load(text, precision="fp32").machines[0].flops == 20e12
+    [other] = load(text.replace("4090", "3090")).machines
+    assert other.overhead_nbytes == 500_000_000 + 0.05 * 24_000_000_000
+
+
+def test_a_processor_computes_in_the_memory_of_its_host(load):
+    [laptop] = load('[[machine]]\ndevice = "Laptop CPU"\nmemory = "8GB"\n').machines
+    assert laptop.host_memory_nbytes is None
+    assert laptop.overhead_nbytes == 400_000_000
 
 
 def test_a_missing_link_rate_means_no_limit_and_is_listed_as_assumption(load):
@@ -104,6 +141,7 @@ def test_a_missing_link_rate_means_no_limit_and_is_listed_as_assumption(load):
     assert math.isinf(machines.machines[0].up_bps)
     assert machines.hub == Hub(up_bps=1e9, down_bps=math.inf)
     assert [words.split(":")[0] for words in machines.assumptions] == [
+        "400 MB beside tensors (overhead)",
         "the link of a is not given (up)",
         "the link of the hub is not given (down)",
     ]
@@ -164,18 +202,28 @@ def test_the_precision_of_a_run():
 
 
 def test_peers_that_were_measured():
-    processor = ProcessorReport(device="cpu", threads=2, flops=5e10, memory_nbytes=4_000_000_000)
+    processor = ProcessorReport(
+        device="card", threads=2, flops=5e10, memory_nbytes=4_000_000_000, host_memory_nbytes=9_000_000_000
+    )
     report = MachineReport(processor=processor, up_bps=1e7, down_bps=5e7, latency_s=0.04, versions={})
     peers = [PeerStatus(name="ada", segments=1, report=report), PeerStatus(name="bela", segments=0, report=None)]
     told = {"run": "r", "generation": 1, "waits_for": "", "absent": [], "bottleneck": "", "progress": {}}
-    machines = machines_from_status(Status(peers=peers, hub_bps=(1e8, 2e8), **told))
+    machines = machines_from_status(Status(peers=peers, hub_bps=(1e8, 2e8), **told), "fp32")
     assert machines.machines == (
-        Machine(name="ada", flops=5e10, memory_nbytes=4_000_000_000, up_bps=1e7, down_bps=5e7, latency_s=0.02),
+        Machine(
+            name="ada",
+            flops=5e10,
+            memory_nbytes=4_000_000_000,
+            host_memory_nbytes=9_000_000_000,
+            up_bps=1e7,
+            down_bps=5e7,
+            latency_s=0.02,
+        ),
     )
     assert machines.hub == Hub(up_bps=1e8, down_bps=2e8)
     assert machines.assumptions[1] == "bela is left out, because it is not measured yet"
     with pytest.raises(UserError, match="no peer has been measured yet"):
-        machines_from_status(Status(peers=peers[1:], hub_bps=(1e8, 2e8), **told))
+        machines_from_status(Status(peers=peers[1:], hub_bps=(1e8, 2e8), **told), "fp32")
 
 
 @pytest.mark.parametrize(("name", "count"), [("machines.toml", 4), ("cloud.toml", 6)])

@@ -23,7 +23,7 @@ GB = 10**9
 def run_config(**parallelism) -> RunConfig:
     return RunConfig(
         model=ModelSettings(preset="llama-10m", boundaries=(2, 4, 6), subspace=SubspaceConfig(width=16)),
-        training=TrainingConfig(steps=100, global_batch_size=16, seq_len=128),
+        training=TrainingConfig(steps=100, global_batch_size=16, seq_len=128, precision="fp32"),
         parallelism=ParallelismConfig(**{"pipeline_parallel_microbatch_size": 2, **parallelism}),
         boundary=BoundaryConfig(forward="bf16", backward="int8"),
     )
@@ -59,6 +59,19 @@ def test_a_machine_without_room_is_named_with_what_it_lacks():
     description = [change.description for change in advise(plan)]
     assert description[0].startswith("m0 lacks ")
     assert any("checkpoint_activations" in line for line in description)
+    assert description[-1] == "more machines, or machines with more memory"
+
+
+def test_advice_to_make_a_plan_fit_makes_it_fit():
+    enough = max(
+        load.memory.total for load in planned(run_config(pipeline_parallel_microbatch_size=1), four()).machine_loads
+    )
+    plan = planned(run_config(), four(memory_nbytes=enough))
+    *_, last = (change.description for change in advise(plan))
+    assert last.startswith("set parallelism.pipeline_parallel_microbatch_size = 1 (")
+    assert last.endswith("which fits")
+    assert planned(run_config(pipeline_parallel_microbatch_size=1), four(memory_nbytes=enough)).fits
+    assert not planned(run_config(pipeline_parallel_microbatch_size=1), four(memory_nbytes=enough - 1)).fits
 
 
 def test_a_slow_link_is_the_bottleneck_and_a_faster_one_is_advised():
@@ -214,3 +227,34 @@ def test_without_a_hub_it_is_said_with_how_many_processes_the_run_is_started():
     (said,) = planned(run_config(), four()).assumptions
     assert said == "the run is started with --parallelism.pipeline-parallel-degree 4"
     assert not planned(run_config(pipeline_parallel_degree=4), four()).assumptions
+
+
+def test_offloaded_state_is_in_host_memory_and_takes_the_time_of_its_copies():
+    config = run_config()
+    offloaded = replace(config, training=replace(config.training, offload="optimizer"))
+    machines = four(copy_bytes_per_second=1e8, host_memory_nbytes=8 * GB)
+    before, after = planned(config, machines), planned(offloaded, machines)
+    state = [load.memory.optimiser for load in before.machine_loads]
+    assert [load.memory.optimiser for load in after.machine_loads] == [0, 0, 0, 0]
+    assert [load.memory.host - 400_000_000 for load in after.machine_loads] == state
+    assert after.timeline.seconds - before.timeline.seconds == pytest.approx(2 * max(state) / 1e8, rel=0.05)
+    assert "copies between cards and their hosts at 0.1 GB/s" in after.assumptions
+    assert planned(offloaded, four()).assumptions[-1] == "enough host memory at m0, m1, m2, m3 (host_memory)"
+    [load, *_] = planned(offloaded, four(host_memory_nbytes=None)).machine_loads
+    assert (load.memory.optimiser, load.memory.host) == (state[0], 0)
+
+
+def test_a_host_without_room_for_offloaded_state_is_named_and_a_hub_gives_it_less():
+    config = run_config()
+    offloaded = replace(config, training=replace(config.training, offload="optimizer"))
+    plan = planned(offloaded, four(host_memory_nbytes=401_000_000))
+    assert not plan.fits
+    assert advise(plan)[0].description.startswith("m0 lacks ")
+    assert "of host memory" in advise(plan)[0].description
+    state = [load.memory.host - 400_000_000 for load in planned(offloaded, four()).machine_loads]
+    small = replace(four(host_memory_nbytes=state[2]), hub=Hub())
+    machines = replace(small, machines=(machine("roomy"), *small.machines[1:]))
+    hub = planned(offloaded, machines, use_all_peers=True)
+    by_name = {load.machine.name: load.segments for load in hub.machine_loads}
+    assert len(by_name["roomy"]) >= 1
+    assert all(len(segments) == 1 for name, segments in by_name.items() if name != "roomy")

@@ -42,23 +42,26 @@ MODELS = {
 }
 
 
-def way(precision="fp32", *, checkpointed=False, second_moment="row", micro=3, seq=10):
+def way(precision="fp32", *, checkpointing="none", second_moment="row", micro=3, seq=10):
     return RunConfig(
         training=TrainingConfig(precision=precision, global_batch_size=6, seq_len=seq),
         parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=micro),
         optimizer=OptimizerConfig(second_moment=second_moment),
-        execution=ExecutionConfig(checkpoint_activations=checkpointed),
+        execution=ExecutionConfig(checkpoint_activations=checkpointing),
     )
 
 
 WAYS = {
     "plain": way(),
-    "bfloat16 checkpointed": way("bf16", checkpointed=True, second_moment="element"),
+    "bfloat16 checkpointed": way("bf16", checkpointing="block", second_moment="element"),
     "autocast of one sample": way("bf16-mixed", micro=1, seq=600),
+    "checkpointed by segment": way(checkpointing="segment"),
 }
 MORE_WAYS = {
-    "autocast checkpointed": way("bf16-mixed", checkpointed=True),
+    "autocast checkpointed": way("bf16-mixed", checkpointing="block"),
     "float64": way("fp64", micro=6),
+    "autocast checkpointed by segment": way("bf16-mixed", checkpointing="segment", micro=1),
+    "bfloat16 checkpointed by segment": way("bf16", checkpointing="segment"),
     "bfloat16 of one long sample": way("bf16", micro=1, seq=600),
 }
 
@@ -99,7 +102,7 @@ def test_memory_follows_the_law_that_assigns_segments(schedule, micro):
 def test_backward_is_twice_forward_but_for_what_is_computed_again():
     [cost] = plan.segment_costs(MODELS["llama tied"], way())
     assert cost.backward_flops_per_token == 2 * cost.forward_flops_per_token
-    [again] = plan.segment_costs(MODELS["llama tied"], way(checkpointed=True))
+    [again] = plan.segment_costs(MODELS["llama tied"], way(checkpointing="block"))
     head = 2 * 97 * 48
     assert again.forward_flops_per_token == cost.forward_flops_per_token
     assert again.backward_flops_per_token == 3 * cost.forward_flops_per_token - head

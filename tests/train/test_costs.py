@@ -70,7 +70,12 @@ CASES = {
         for size, fields in SIZES.items()
     },
     ("llama-tiny", "bfloat16"): case("llama-tiny", dim=384, batch=2, micro=1, precision="bf16-mixed"),
-    ("gpt2-tiny", "checkpointed"): case("gpt2-tiny", layers=6, batch=2, micro=1, seq=512, checkpoint_activations=True),
+    ("gpt2-tiny", "checkpointed"): case(
+        "gpt2-tiny", layers=6, batch=2, micro=1, seq=512, checkpoint_activations="block"
+    ),
+    ("gpt2-tiny", "segment"): case(
+        "gpt2-tiny", layers=6, batch=2, micro=1, seq=512, boundaries=(3,), checkpoint_activations="segment"
+    ),
     ("llama-tiny", "keel"): case("llama-tiny", batch=2, micro=1, seq=512, projection=KEEL, boundaries=(1, 3)),
     ("llama-tiny", "cut"): case("llama-tiny", batch=2, micro=1, seq=512, subspace={"width": 32}, boundaries=(1, 3)),
 }
@@ -81,6 +86,7 @@ FEW = {
     ("gpt2-tiny", "dense", "weights"),
     ("llama-tiny", "bfloat16"),
     ("gpt2-tiny", "checkpointed"),
+    ("gpt2-tiny", "segment"),
     ("llama-tiny", "keel"),
 }
 
@@ -107,17 +113,18 @@ def test_memory_is_that_of_a_real_step(names):
 
 @pytest.mark.parametrize("preset", FAMILIES)
 @pytest.mark.parametrize("subspace", [None, CONFINED, {"width": 64}], ids=["dense", "confined", "free_last"])
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_operations_are_those_that_torch_counts(preset, subspace, checkpointed):
-    check_operations(preset, subspace=subspace, checkpointed=checkpointed)
+@pytest.mark.parametrize("checkpointing", ["none", "block", "segment"])
+def test_operations_are_those_that_torch_counts(preset, subspace, checkpointing):
+    check_operations(preset, subspace=subspace, checkpointing=checkpointing)
 
 
+@pytest.mark.parametrize("checkpointing", ["none", "segment"])
 @pytest.mark.parametrize("projection", PROJECTION_CONFIGS.values(), ids=PROJECTION_CONFIGS)
-def test_flops_of_projections_are_counted(projection):
-    check_operations("llama-tiny", projection=projection)
+def test_flops_of_projections_are_counted(projection, checkpointing):
+    check_operations("llama-tiny", projection=projection, checkpointing=checkpointing)
 
 
-def check_operations(preset, *, subspace=None, checkpointed=False, **fields):
+def check_operations(preset, *, subspace=None, checkpointing="none", **fields):
     sections = case(
         preset,
         batch=2,
@@ -125,7 +132,7 @@ def check_operations(preset, *, subspace=None, checkpointed=False, **fields):
         seq=256,
         subspace=subspace,
         boundaries=(1, 3),
-        checkpoint_activations=checkpointed,
+        checkpoint_activations=checkpointing,
         **fields,
     )
     config = run_config(sections)
@@ -135,7 +142,7 @@ def check_operations(preset, *, subspace=None, checkpointed=False, **fields):
         model.segments[-1].on_gradient = GrassmannTracker(model.space.basis).observe
     ids_BW = torch.randint(512, (2, 257), generator=torch.Generator().manual_seed(0))
     state = None
-    close = 0.1 if checkpointed else 0.02  # torch ends a second forward pass when it has all it needs
+    close = 0.02 if checkpointing == "none" else 0.1  # torch ends a second forward pass when it has all it needs
     # The fused kernel of CPUs is not among those that torch counts.
     with sdpa_kernel(SDPBackend.MATH):
         for index, (need, segment) in enumerate(zip(needs_of(model.config, config), model.segments, strict=True)):
@@ -165,7 +172,7 @@ def test_micro_batches_under_way_cost_memory():
 @pytest.mark.parametrize(("subspace", "width"), [(None, 256), (CONFINED, 32)], ids=["dense", "confined"])
 def test_a_checkpointed_block_keeps_what_enters_it_and_no_more(subspace, width):
     def kept(layers):
-        config = run_config(case("llama-tiny", layers=layers, subspace=subspace, checkpoint_activations=True))
+        config = run_config(case("llama-tiny", layers=layers, subspace=subspace, checkpoint_activations="block"))
         [cost] = segment_costs(config.model.resolve(512), config)
         return cost.activation_nbytes
 

@@ -13,6 +13,7 @@ from thinpipe.checkpoint import find_checkpoint
 from thinpipe.config.model import ProjectionConfig, SubspaceConfig
 from thinpipe.config.run import ModelSettings, ParallelismConfig, RunConfig, TrainingConfig
 from thinpipe.core.errors import UserError
+from thinpipe.optim.bf16_update import read_moment
 from thinpipe.planning.segment_costs import segment_costs
 from thinpipe.training.engine import Engine
 from thinpipe.training.trainer import Trainer
@@ -47,16 +48,29 @@ def test_a_bf16_run_is_equal_in_every_placement_and_after_a_resume(bf16_config):
     assert {tensors[f"blocks.0.mlp.{name}.weight:exp_avg"].dtype for name in ("up_proj", "down_proj")} == {torch.int8}
 
 
-def test_losses_of_bf16_are_those_of_float32_within_a_percent(bf16_config):
-    losses = []
+def test_losses_and_norms_of_bf16_are_near_those_of_float32(bf16_config):
+    losses, norms = [], []
     for precision in ("fp32", "bf16-mixed", "bf16"):
         config = placed(with_precision(bf16_config, precision), 1, precision)
         Trainer(config).train()
         losses.append([event.loss for event in steps_of(config)])
-    exact, *others = losses
-    for other in others:
-        assert other != exact
-        assert other == pytest.approx(exact, rel=0.01)
+        norms.append([event.grad_norm for event in steps_of(config)])
+    for found, bound in ((losses, 0.01), (norms, 0.1)):
+        exact, *others = found
+        for other in others:
+            assert other != exact
+            assert other == pytest.approx(exact, rel=bound)
+
+
+def test_sums_are_divided_and_clipped_in_the_update(bf16_config):
+    """First moments are a tenth of the mean gradient, whose norm was clipped."""
+    config = replace(bf16_config, training=replace(bf16_config.training, max_norm=0.01))
+    engine = Engine(config, config.model.resolve(64))
+    outcome = engine.step(0, np.random.default_rng(0).integers(64, size=(8, 17)), lr=1e-4)
+    assert outcome.grad_norm > 0.1
+    states = [engine.optimizer.state[parameter] for parameter in engine.parameters.values()]
+    squares = sum(float(read_moment(state, "exp_avg").square().sum()) for state in states)
+    assert squares**0.5 == pytest.approx(0.1 * 0.01, rel=0.01)
 
 
 def test_recipes_with_the_same_state_may_take_turns_and_others_are_refused_by_name(run_config):

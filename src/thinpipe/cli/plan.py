@@ -14,6 +14,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.extras import require_extra
 from thinpipe.core.units import parse_count
 from thinpipe.planning.advice import advise, bottleneck
+from thinpipe.planning.alternatives import find_alternatives
 from thinpipe.planning.devices import precision_of
 from thinpipe.planning.machines import Machines, load_machines
 from thinpipe.planning.model_shape import resolve_model
@@ -39,13 +40,14 @@ def run(config: PlanConfig) -> int:
     )
     limit, changes = bottleneck(plan), advise(plan, use_all_peers=use_all_peers)
     cost = estimate_cost(plan, None if config.tokens is None else parse_count(config.tokens))
+    others = find_alternatives(plan, cost)
     if config.json:
-        print(msgspec.json.encode(as_dict(plan, limit, changes, cost)).decode())
+        print(msgspec.json.encode(as_dict(plan, limit, changes, cost, others)).decode())
     else:
         console = Console(highlight=False, markup=False)
         if found is not None:
             console.print(_describe_search(found, model), soft_wrap=True)
-        console.print(render(plan, limit, changes, cost))
+        console.print(render(plan, limit, changes, cost, others))
     if config.figure is not None:
         from thinpipe.planning.simulation.timeline_figure import draw_timeline
 
@@ -89,5 +91,5 @@ def _load_machines(named: Path | None, settings: RunConfig) -> Machines:
         require_extra("nats", extra="swarm", feature="a plan for the peers of a hub")
         from thinpipe.cli.hub_commands import ask_status
 
-        return machines_from_status(ask_status(named))
+        return machines_from_status(ask_status(named), precision_of(settings))
     return load_machines(named, precision=precision_of(settings))

@@ -24,8 +24,15 @@ class MachineConfig:
     """Memory available to the run, for example 24GB. None: the device's memory."""
     pass_overhead: str = "0ms"
     """Fixed time per forward or backward pass of a micro-batch, for example 5ms; matters when a pass is short."""
-    overhead: str = "500MB"
-    """Part of the memory taken by Python, torch and its libraries."""
+    host_memory: str | None = None
+    """Memory of the computer around a card that a run may use, for optimiser state with training.offload. None: not
+    known, taken as enough."""
+    overhead: str | None = None
+    """Part of the memory taken by context, libraries and fragmentation. None: as measured by `thinpipe selftest` on
+    this machine for the device, else an assumption, which the plan prints."""
+    copy_rate: str | None = None
+    """Rate of copies between a card and its computer's memory, for training.offload, in bits per second as links are,
+    for example 96gbps. None: as measured by `thinpipe selftest`, else an assumption."""
     up: str | None = None
     """Uplink rate, for example 20mbps. None: unlimited."""
     down: str | None = None
@@ -63,6 +70,8 @@ class MachineConfig:
         _check_quantities(
             self._where,
             memory=self.memory,
+            host_memory=self.host_memory,
+            copy_rate=self.copy_rate,
             overhead=self.overhead,
             pass_overhead=self.pass_overhead,
             up=self.up,
@@ -95,12 +104,28 @@ class HubLinkSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RentedCard:
+    """A card that could be rented instead, with which `thinpipe plan` compares."""
+
+    device: str
+    """Name in the table of known devices (planning/devices.py), for example H100."""
+    price: float
+    """Price per hour, in the file's currency."""
+
+    def __post_init__(self) -> None:
+        if not self.price >= 0:
+            raise UserError(f"rented.price must be at least 0, not {self.price}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class MachinesFile:
     """Content of a machines file: one [[machine]] table per machine, and defaults for all machines."""
 
     machine: tuple[MachineConfig, ...] = ()
     hub: HubLinkSettings | None = None
     """The hub's link. None: no hub, machines send to each other directly."""
+    rented: RentedCard | None = None
+    """A card that could be rented instead. None: the cheapest of some, at assumed prices."""
     currency: str = "USD"
     """Currency of prices."""
     efficiency: float = 0.35
@@ -118,6 +143,7 @@ class MachinesFile:
 def _check_quantities(where: str, **quantities: str | None) -> None:
     readers = {
         "memory": parse_bytes,
+        "host_memory": parse_bytes,
         "overhead": parse_bytes,
         "pass_overhead": parse_duration,
         "latency": parse_duration,

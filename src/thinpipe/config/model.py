@@ -6,7 +6,7 @@ Imports no torch, so that `thinpipe plan` starts quickly.
 
 import itertools
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from thinpipe.config.model_family import FamilySpec
 from thinpipe.core.errors import UserError
@@ -215,12 +215,24 @@ class RopeScaling:
             )
 
 
+CheckpointActivations = Literal["none", "block", "segment"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExecutionConfig:
     """How a segment executes: memory and speed. The model itself does not depend on it."""
 
-    checkpoint_activations: bool = False
-    """Activation checkpointing: keep only the input of each block and recompute the block in the backward pass. Less
-    memory, about a third more compute time."""
+    checkpoint_activations: CheckpointActivations = "none"
+    """Activation checkpointing: keep only the input of each block, or of each segment, and recompute the rest in the
+    backward pass. Less memory, about a third more compute time. block: one block is recomputed at a time; for runs with
+    few micro-batches in flight. segment: a micro-batch in flight keeps only what the segment received, and a whole
+    segment is recomputed at once; for runs with many. Head and loss are not recomputed."""
     compile: bool = False
     """Compile each block with torch.compile."""
+
+    def __post_init__(self) -> None:
+        choices = get_args(CheckpointActivations)
+        if self.checkpoint_activations not in choices:
+            raise UserError(
+                f"execution.checkpoint_activations is {self.checkpoint_activations!r}: there are {', '.join(choices)}"
+            )

@@ -4,7 +4,7 @@ A recipe is named by `training.precision`. All sizes that follow from one are co
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,12 @@ DType = Literal["float32", "bfloat16", "float64"]
 MOMENT_BLOCK, MOMENT_BLOCK_NBYTES = 128, 2
 """Numbers of an 8-bit moment that share a scale, and bytes of the scale."""
 _MIN_EIGHT_BIT_NUMEL = 4096
+DEVICE_SLICE = 1 << 22
+"""Most numbers of a bfloat16 parameter that an accelerator updates at a time, in float32; enough to fill it. Slices are
+of whole rows and whole blocks of moments."""
+_SLICE_NBYTES = 37
+"""Bytes on the device for each number of a slice, at the peak of its update: weights, gradient and moments in float32,
+random bits, codes. Measured with the allocator of the tests' second device (benchmarks/memory_law.py)."""
 
 
 def is_eight_bit(shape: Sequence[int], moment_numel: int) -> bool:
@@ -24,11 +30,17 @@ def is_eight_bit(shape: Sequence[int], moment_numel: int) -> bool:
     return len(shape) > 1 and moment_numel == math.prod(shape) >= _MIN_EIGHT_BIT_NUMEL
 
 
+def slice_rows(shape: Sequence[int], limit: int = DEVICE_SLICE) -> int:
+    """Rows (first axis) of a bfloat16 parameter that are updated at a time: about `limit` numbers, and whole blocks of
+    moments whatever the width of a row is."""
+    return max(1, limit // max(1, math.prod(shape[1:])) // MOMENT_BLOCK) * MOMENT_BLOCK
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Data types of weights, states, matrix products and moments."""
 
-    name: str
+    name: Precision
     weights: DType
     """Data type of weights, of the residual stream and of the states that cross boundaries."""
     autocast_bf16: bool = False
@@ -50,6 +62,13 @@ class Recipe:
         """Bytes of both moments of a parameter."""
         return sum(self._moment_nbytes(shape, numel) for numel in (math.prod(shape), second_moment_numel))
 
+    def update_nbytes(self, shapes: Iterable[Sequence[int]]) -> int:
+        """Bytes that an accelerator needs beside weights, gradients and moments while it updates parameters of these
+        shapes, one after the other."""
+        if not self.eight_bit_moments:
+            return 0
+        return max(_SLICE_NBYTES * min(math.prod(shape), slice_rows(shape) * math.prod(shape[1:])) for shape in shapes)
+
     def _moment_nbytes(self, shape: Sequence[int], numel: int) -> int:
         if not self.eight_bit_moments:
             return numel * self.itemsize
@@ -68,6 +87,9 @@ RECIPES: dict[str, Recipe] = {
     )
 }
 
+AUTO_RECIPES: tuple[Precision, Precision] = ("fp32", "bf16-mixed")
+"""Recipes that auto may choose: without and with units for bfloat16. Both keep the same weights and optimiser state."""
+
 
 def recipe_names(weights: str) -> str:
     """Names of the recipes that keep weights of this data type, which may take turns in a run."""
@@ -75,13 +97,13 @@ def recipe_names(weights: str) -> str:
 
 
 def recipe_of(precision: Precision, *, has_bf16_units: bool | None, device: str) -> Recipe:
-    """The recipe with which a device computes. auto: bf16-mixed with units for bfloat16, else fp32; both keep the same
-    state, so the processes of one run may differ in it.
+    """The recipe with which a device computes. auto: one of `AUTO_RECIPES`, which keep the same state, so the
+    processes of one run may differ in it.
 
     `has_bf16_units`: None if it is not known. Raises UserError, with the name `device`, for a recipe with bfloat16 on a
     card without units for it, which would emulate them, many times slower.
     """
-    recipe = RECIPES[("bf16-mixed" if has_bf16_units else "fp32") if precision == "auto" else precision]
+    recipe = RECIPES[AUTO_RECIPES[bool(has_bf16_units)] if precision == "auto" else precision]
     if has_bf16_units is False and recipe.uses_bf16:
         raise UserError(
             f"{device} has no units for bfloat16, so training.precision {precision!r} would be emulated: "

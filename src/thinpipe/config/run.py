@@ -121,6 +121,9 @@ class TrainingConfig:
     effect on a CPU and on Apple's GPUs, which use host memory anyway."""
     device: str = "auto"
     """Device to train on: auto, cpu, cuda, cuda:N or mps. auto selects a GPU if there is one."""
+    check_memory: bool = True
+    """Refuse to start a run that does not fit into the memory of this machine by the cost model of `thinpipe plan`.
+    false: start it all the same, since the cost model may be wrong."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "global_batch_size", "seq_len"):

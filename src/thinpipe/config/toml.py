@@ -41,7 +41,7 @@ def from_table(table: dict[str, Any], config_type: type[Config], *, where: str) 
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except msgspec.ValidationError as error:
-        raise UserError(f"{where}: {_readable_error(str(error))}") from None
+        raise UserError(f"{where}: {_readable_error(str(error), config_type)}") from None
 
 
 def dump_toml(config: Any) -> str:
@@ -92,11 +92,25 @@ def _decode(wanted: type[Any], value: Any) -> Any:
     raise NotImplementedError(wanted)
 
 
-def _readable_error(message: str) -> str:
-    """msgspec's "Expected `int`, got `str` - at `$.training.steps`" as "training.steps: expected int, got str"."""
+def _readable_error(message: str, config_type: Any) -> str:
+    """msgspec's "Expected `int`, got `str` - at `$.training.steps`" as "training.steps: expected int, got str", and the
+    values of a setting that has few."""
     what, separator, place = message.partition(" - at `$.")
-    what = what.replace("`", "")
-    return f"{place.rstrip('`')}: {what[:1].lower()}{what[1:]}" if separator else what
+    what, place = what.replace("`", ""), place.rstrip("`")
+    choices = ", ".join(map(repr, _choices(config_type, place)))
+    text = f"{place}: {what[:1].lower()}{what[1:]}" if separator else what
+    return f"{text}: write one of {choices}" if choices else text
+
+
+def _choices(config_type: Any, place: str) -> tuple[str, ...]:
+    """Values of the setting at a dotted key, if it has a `Literal` type; else none."""
+    hint: Any = config_type
+    for name in place.split("."):
+        hint = typing.get_type_hints(_section_type(hint)).get(name) if _section_type(hint) else None
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return tuple(
+        value for member in members if typing.get_origin(member) is typing.Literal for value in typing.get_args(member)
+    )
 
 
 def _without_none(value: Any) -> Any:

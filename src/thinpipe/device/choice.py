@@ -30,6 +30,15 @@ def choose_device(name: str) -> torch.device:
     return torch.device(wanted.type, index)
 
 
+def ranks_on_device(name: str, device: torch.device, ranks: range) -> tuple[int, ...]:
+    """Those of a machine's processes (`ranks`, in the order of LOCAL_RANK) for which `choose_device(name)` is the same
+    device as for this process."""
+    if device.type == "cpu" or torch.device(name if name != "auto" else device.type).index is not None:
+        return tuple(ranks)
+    count = accelerator_count()
+    return tuple(rank for local, rank in enumerate(ranks) if local % count == device.index)
+
+
 def make_current(device: torch.device) -> None:
     """Makes the accelerator the current one of the calling thread. Without that, torch's helpers go back to the first
     card after each use of another one, which costs memory there."""

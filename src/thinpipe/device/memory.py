@@ -1,42 +1,25 @@
-"""Memory of the device of this process, and the device's name."""
+"""Memory of the device of this process, and the device's name. Those of the host are in `device/host.py`."""
 
-import os
-import platform
-import subprocess
-from pathlib import Path
-
-import psutil  # type: ignore[import-untyped]
 import torch
 
-from thinpipe.core.errors import UserError
 from thinpipe.core.peak_memory import peak_resident_nbytes
 from thinpipe.device.choice import device_module
-
-_SHARE_OF_RAM, _SHARE_OF_DEVICE = 0.8, 0.9
-"""Fractions of the free memory that a run may use, on the CPU and on a device with memory of its own: the rest is for
-other programs and for fragmentation of the allocator."""
+from thinpipe.device.host import free_host_nbytes, processor_name
 
 
-def usable_nbytes(device: torch.device, limit_nbytes: int | None = None) -> int:
-    """Bytes of memory that a run may use, in addition to what this process already uses. Raises UserError for a limit
-    below 1."""
-    if limit_nbytes is not None and limit_nbytes < 1:
-        raise UserError(
-            f"a memory limit of {limit_nbytes} bytes leaves nothing to train with: leave it out, or raise it"
-        )
-    share = _SHARE_OF_RAM if device.type == "cpu" else _SHARE_OF_DEVICE
-    free = int(free_nbytes(device) * share)
-    return free if limit_nbytes is None else min(free, limit_nbytes)
+def has_own_memory(device: torch.device) -> bool:
+    """False if tensors on the device are in the host's memory."""
+    return device.type not in ("cpu", "mps")
 
 
 def free_nbytes(device: torch.device) -> int:
     """Bytes that this process can still allocate on the device."""
     if device.type == "cpu":
-        return int(min(psutil.virtual_memory().available, _container_nbytes()))
+        return free_host_nbytes()
     module = device_module(device)
     if device.type == "mps":  # a share of the host's memory, which other processes use too
         left = module.recommended_max_memory() - module.driver_allocated_memory()
-        return int(min(left, psutil.virtual_memory().available))
+        return int(min(left, free_host_nbytes()))
     return int(module.mem_get_info(device)[0])
 
 
@@ -49,38 +32,9 @@ def peak_nbytes(device: torch.device) -> int:
     return int(held)
 
 
-def _container_nbytes(folder: Path = Path("/sys/fs/cgroup")) -> float:
-    """Bytes left under the memory limit of a Linux container (cgroup v2); infinite without a limit."""
-    try:
-        limit, used = ((folder / name).read_text("ascii").strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return float("inf")
-    return float("inf") if limit == "max" else max(0.0, float(limit) - float(used))
-
-
 def device_name(device: torch.device) -> str:
     """Vendor's name of the device."""
     if device.type != "cpu":
         named = getattr(device_module(device), "get_device_name", None)
-        return str(named(device)) if named else f"{device.type} of {_processor_name()}"
-    return _processor_name()
-
-
-def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    facts = dict(reversed([(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]))
-    on_arm = " ".join(facts[key] for key in ("CPU implementer", "CPU part") if key in facts)
-    return (
-        facts.get("model name") or on_arm or _name_on_macos() or platform.processor() or platform.machine() or os.name
-    )
-
-
-def _name_on_macos() -> str:
-    """For example Apple M4 Pro; empty on other systems."""
-    if platform.system() != "Darwin":
-        return ""
-    asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
-    return subprocess.run(asked, capture_output=True, text=True, errors="replace", check=False).stdout.strip()
+        return str(named(device)) if named else f"{device.type} of {processor_name()}"
+    return processor_name()

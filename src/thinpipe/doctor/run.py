@@ -19,12 +19,12 @@ from thinpipe.core.run_folder import checkpoints_path
 from thinpipe.core.units import format_bytes
 from thinpipe.data import Tokens, has_tokens, progress_bar
 from thinpipe.device.choice import choose_device
-from thinpipe.device.memory import usable_nbytes
 from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.doctor.machine import missing_extras
 from thinpipe.models import ModelConfig
 from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes
 from thinpipe.training.data_loading import DatasetInfo, LocalTokens
+from thinpipe.training.memory_check import device_budget, local_fit
 
 _SHOWN_BY_EXTRAS = ("dashboard", "prometheus", "tensorboard", "wandb")
 """Settings of `metrics` that need the extra of the same name."""
@@ -131,25 +131,21 @@ def _held(folder: Path) -> int:
 
 
 def _memory(config: RunConfig, model: ModelConfig) -> Finding:
-    """Compares the memory of this machine with that of the whole run, as `thinpipe train` runs all of it here."""
+    """Compares the memory of this machine with that of the whole run, as `thinpipe train` runs all of it here; a run of
+    several machines must have room here for its largest segment."""
     try:
-        device = choose_device(config.training.device)
+        here, fit = local_fit(config, model, choose_device(config.training.device))
+        text, need = fit.describe_need(here), fit.judge(here)
     except UserError as error:
-        return problem("memory", str(error), "Set training.device to one of these.")
-    usable = usable_nbytes(device)
-    degree = config.parallelism.pipeline_parallel_degree
-    needs = [need.memory_nbytes for need in segment_needs(segment_costs(model, config), config, processes=degree)]
-    shared = shared_nbytes(model, config)
-    whole, largest = sum(needs) + degree * shared, max(needs) + shared
-    text = f"{format_bytes(usable)} of memory usable; the run needs {format_bytes(whole)} on one machine"
+        return problem("memory", str(error), "Correct the run's settings.")
+    needs = segment_needs(segment_costs(model, here), here)
+    largest = max(fit.budget.device_nbytes(each) for each in needs) + shared_nbytes(model, here)
     if len(needs) > 1:
-        text += f", its largest segment {format_bytes(largest)}"
-    if largest > usable:
-        fix = "Add boundaries, lower the micro-batch size or seq_len, or set execution.checkpoint_activations = true."
-        return problem("memory", text, fix)
-    if whole > usable:
-        return warning("memory", text, "Spread the run over several machines: `thinpipe hub` or torchrun.")
-    return ok("memory", text)
+        text += f". Its largest segment alone needs {format_bytes(largest)}"
+    if need.fits:
+        return ok("memory", text)
+    fix = f"To make it fit: {'; '.join(fit.advice(here))}."
+    return (problem if largest > fit.budget.usable_nbytes else warning)("memory", text, fix)
 
 
 def assigned_memory_finding(folder: Path, segments: int, device: str) -> Finding:
@@ -160,9 +156,11 @@ def assigned_memory_finding(folder: Path, segments: int, device: str) -> Finding
         return not_checked("memory", "the hub has not assigned segments to this machine yet")
     config = from_table(tomllib.loads(newest.manifest.run), RunConfig, where=str(newest.path))
     model = model_config_of(newest)
-    needs = [need.memory_nbytes for need in segment_needs(segment_costs(model, config), config)]
+    budget = device_budget(choose_device(device))
+    needs = [budget.device_nbytes(need) for need in segment_needs(segment_costs(model, config), config)]
     spans = [sum(needs[start : start + segments]) for start in range(len(needs) - segments + 1)]
-    wanted, usable = max(spans, default=sum(needs)) + shared_nbytes(model, config), usable_nbytes(choose_device(device))
+    wanted = max(spans, default=sum(needs)) + shared_nbytes(model, config)
+    usable = budget.offered_nbytes()
     text = f"{format_bytes(usable)} of memory usable; {segments} segment(s) need {format_bytes(wanted)}"
     if wanted > usable:
         return problem(

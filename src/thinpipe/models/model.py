@@ -8,6 +8,7 @@ whether segments share a process or not. `build` makes a model on the meta devic
 `init_weights.materialise` allocates and initialises a model or single segments.
 """
 
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
@@ -22,7 +23,16 @@ from thinpipe.core.seeds import derive_seed
 from thinpipe.models.boundary_projection import BoundaryProjection
 from thinpipe.models.decoder import Dropout, build_layers
 from thinpipe.models.kv_cache import KVCache
-from thinpipe.subspace import FIXED_TABLES, DenseSpace, FixedTable, FreeSpace, Stream, Subspace, coordinates_of
+from thinpipe.subspace import (
+    FIXED_TABLES,
+    DenseSpace,
+    DenseStream,
+    FixedTable,
+    FreeSpace,
+    Stream,
+    Subspace,
+    coordinates_of,
+)
 from thinpipe.subspace.parameter_tags import is_orthonormal
 from thinpipe.subspace.space import OnGradient
 
@@ -68,30 +78,39 @@ class Segment(nn.Module):
         """
         start = self._first_position(ids_BT.shape[1], cache)
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.autocast_bf16):
-            if self.first is not None:
-                state = self.first(ids_BT, start, dropout_seed)
-            elif state is None:
-                raise ValueError("only the first segment starts from token ids alone")
-            projection, prior_BTD = self.projection, None
-            if projection is None:
-                stream = self.space.open(ids_BT, state, self.on_gradient, start)
+            if self.execution.checkpoint_activations == "segment" and cache is None:
+                stream = _checkpointed(self._run_blocks, ids_BT, state, None, start, dropout_seed)
             else:
-                previous_BP = (
-                    None if cache is None else cache.previous_ids(projection.segment, ids_BT, projection.lookback)
-                )
-                stream, prior_BTD = projection.open(ids_BT, state, previous_BP)
-            for index, block in self.blocks.items():
-                layer_cache = None if cache is None else cache.layer(int(index))
-                seed = None if dropout_seed is None else derive_seed(dropout_seed, int(index))
-                if self.execution.checkpoint_activations and cache is None:
-                    stream = _checkpointed(block, stream, seed)
-                else:
-                    stream = block(stream, layer_cache, seed)
-            if self.last is not None:
-                out: Tensor = self.last(stream)
-            else:
-                out = stream.state if projection is None else projection.close(stream, prior_BTD)
+                stream = self._run_blocks(ids_BT, state, cache, start, dropout_seed)
+            out: Tensor = stream.state if self.last is None else self.last(stream)
         return out
+
+    def _run_blocks(
+        self, ids_BT: Tensor, state: Tensor | None, cache: KVCache | None, start: int, dropout_seed: int | None
+    ) -> Stream:
+        """The stream after the last block; its state is what crosses the boundary, or `last` reads the stream."""
+        if self.first is not None:
+            state = self.first(ids_BT, start, dropout_seed)
+        elif state is None:
+            raise ValueError("only the first segment starts from token ids alone")
+        projection, prior_BTD = self.projection, None
+        if projection is None:
+            stream = self.space.open(ids_BT, state, self.on_gradient, start)
+        else:
+            previous_BP = None if cache is None else cache.previous_ids(projection.segment, ids_BT, projection.lookback)
+            stream, prior_BTD = projection.open(ids_BT, state, previous_BP)
+        for index, block in self.blocks.items():
+            layer_cache = None if cache is None else cache.layer(int(index))
+            seed = None if dropout_seed is None else derive_seed(dropout_seed, int(index))
+            if self.execution.checkpoint_activations == "block" and cache is None:
+                # torch takes the device whose autocast it restores from the tensor arguments, and does not look inside
+                # a Stream; hence the argument `stream.state`.
+                stream = _checkpointed(_run_block, stream.state, block, stream, seed)
+            else:
+                stream = block(stream, layer_cache, seed)
+        if self.last is None and projection is not None:
+            return DenseStream(projection.close(stream, prior_BTD))
+        return stream
 
     @property
     def projection(self) -> BoundaryProjection | None:
@@ -114,18 +133,14 @@ class Segment(nn.Module):
         return start
 
 
-def _checkpointed(block: nn.Module, stream: Stream, dropout_seed: int | None) -> Stream:
-    """Activation checkpointing of a block: keeps its input stream and recomputes the block in the backward pass.
+def _run_block(_state: Tensor, block: nn.Module, stream: Stream, dropout_seed: int | None) -> Stream:
+    out: Stream = block(stream, None, dropout_seed)
+    return out
 
-    torch takes the device whose autocast it restores from the tensor arguments, and does not look inside a Stream;
-    hence the additional argument `stream.state`.
-    """
 
-    def run(_state: Tensor, stream: Stream) -> Stream:
-        out: Stream = block(stream, None, dropout_seed)
-        return out
-
-    out: Stream = checkpoint(run, stream.state, stream, use_reentrant=False, preserve_rng_state=False)
+def _checkpointed(run: Callable[..., Stream], *arguments: Any) -> Stream:
+    """Activation checkpointing: keeps the arguments of `run` and calls it again in the backward pass."""
+    out: Stream = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
     return out
 
 

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinpipe.config.precision import MOMENT_BLOCK, is_eight_bit
+from thinpipe.config.precision import DEVICE_SLICE, MOMENT_BLOCK, is_eight_bit, slice_rows
 from thinpipe.device.counter_random import random_bits, round_to_bf16
 from thinpipe.optim.eight_bit import decode, empty_codes, encode
 
-_CPU_SLICE, _DEVICE_SLICE = 1 << 17, 1 << 22
-"""Most numbers of a parameter that are float32 at a time: few enough for the cache of a CPU, enough to fill an
-accelerator. Results do not depend on it."""
+_CPU_SLICE = 1 << 17
+"""Most numbers of a parameter that a CPU updates at a time: few enough for its cache. Results do not depend on it."""
 _MOMENT_CODES = {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}
 
 Rule = Callable[[Tensor, Tensor, dict[str, Any]], None]
@@ -69,8 +68,7 @@ def step_bf16(
 
 def row_slices(parameter: Tensor) -> Iterator[slice]:
     """Slices of rows (first axis), which begin at whole blocks of 8-bit moments whatever the width of a row is."""
-    limit = _CPU_SLICE if parameter.device.type == "cpu" else _DEVICE_SLICE
-    count = max(1, limit // max(1, parameter[0].numel()) // MOMENT_BLOCK) * MOMENT_BLOCK
+    count = slice_rows(parameter.shape, _CPU_SLICE if parameter.device.type == "cpu" else DEVICE_SLICE)
     return (slice(start, min(start + count, len(parameter))) for start in range(0, len(parameter), count))
 
 

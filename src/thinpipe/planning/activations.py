@@ -35,20 +35,46 @@ def count_saved_activations(
 ) -> SavedActivations:
     """Activations of segment `index`, which has these parameters."""
     run = _SegmentPass(model=model, config=config, in_subspace=model.segments[index].start < model.first_free_block)
-    ends = _before_blocks(run, shapes) + _after_blocks(run, shapes)
-    block = _block(run, shapes.block)
+    ids = [run.ids] if _looks_up_ids(run, shapes) else []
+    ends = _before_blocks(run, shapes) + _down_projection(run, shapes)
+    blocks = _block(run, shapes.block) * len(shapes.blocks)
     basis = run.basis_copy if run.in_subspace or index else []
-    everything = ends + block * len(shapes.blocks) + basis
-    gradients = 2 * max(everything)
-    if not config.execution.checkpoint_activations:
-        return SavedActivations(nbytes=sum(everything), peak_extra_nbytes=gradients)
+    match config.execution.checkpoint_activations:
+        case "none":
+            everything = ids + ends + blocks + basis + _output(run, shapes, ids)
+            return SavedActivations(nbytes=sum(everything), peak_extra_nbytes=2 * max(everything))
+        case "block":
+            return _with_checkpointed_blocks(run, shapes, ids + ends + _output(run, shapes, ids), blocks, basis)
+        case "segment":
+            return _with_checkpointed_segment(run, shapes, ends + blocks, basis)
+
+
+def _with_checkpointed_blocks(
+    run: "_SegmentPass", shapes: SegmentShapes, ends: list[int], blocks: list[int], basis: list[int]
+) -> SavedActivations:
+    """Keeps the input of each block, and recomputes one block at a time. `ends`: saved outside of the blocks."""
+    model, everything = run.model, ends + blocks + basis
     entering = run.each(model.subspace.width or model.dim if run.in_subspace else model.dim, run.itemsize)
     outside = sum(ends) + len(shapes.blocks) * entering
     if shapes.last or not run.in_subspace:
         outside += sum(basis)  # the stream is reconstructed outside of checkpointed blocks
     one_block = (sum(everything) - outside) // len(shapes.blocks)
     base = run.each(model.dim, run.itemsize) if run.in_subspace else 0
-    return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(0, one_block) + gradients)
+    return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(0, one_block) + 2 * max(everything))
+
+
+def _with_checkpointed_segment(
+    run: "_SegmentPass", shapes: SegmentShapes, recomputed: list[int], basis: list[int]
+) -> SavedActivations:
+    """Keeps the token ids and the state that the segment received, and recomputes all but head and loss at once, after
+    these are done with."""
+    inputs, output = [run.ids], _output(run, shapes, [run.ids])
+    inputs += [] if shapes.first else [run.each(run.model.state_width, run.itemsize)]
+    last_reads_basis = bool(shapes.last) and run.in_subspace
+    output, recomputed = (output + basis, recomputed) if last_reads_basis else (output, recomputed + basis)
+    freed = sum(output) if shapes.last else 0
+    peak = max(2 * max(output), sum(recomputed) + 2 * max(recomputed) - freed)
+    return SavedActivations(nbytes=sum(inputs) + sum(output), peak_extra_nbytes=peak)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +135,14 @@ class _SegmentPass:
         return [self.model.dim * width * BF16_NBYTES]
 
 
+def _looks_up_ids(run: _SegmentPass, shapes: SegmentShapes) -> bool:
+    """True if a table of the segment is looked up by token, which saves the token ids."""
+    return bool(shapes.first) or (bool(shapes.token_prior) and run.model.projection.token_prior_rank > 0)
+
+
 def _before_blocks(run: _SegmentPass, shapes: SegmentShapes) -> list[int]:
-    model, projection = run.model, run.model.projection
-    labels_are_ids = bool(shapes.last) and run.config.microbatch_size == 1  # a slice of one row needs no copy
-    looks_up = bool(shapes.first) or (bool(shapes.token_prior) and projection.token_prior_rank > 0)
-    saved = [run.ids] if looks_up or labels_are_ids else []
-    if shapes.last and not labels_are_ids:
-        saved.append(run.each(1, _ID_NBYTES))
+    """Embedding, token prior and up projection, without the token ids."""
+    model, projection, saved = run.model, run.model.projection, []
     if model.has_position_table and shapes.first:
         saved.append(run.config.training.seq_len * _ID_NBYTES)
     if shapes.first:
@@ -140,18 +167,26 @@ def _inside_projection(run: _SegmentPass, itemsize: int) -> list[int]:
     return [run.each(run.model.projection.hidden or 2 * run.model.state_width, itemsize)] * 2
 
 
-def _after_blocks(run: _SegmentPass, shapes: SegmentShapes) -> list[int]:
+def _down_projection(run: _SegmentPass, shapes: SegmentShapes) -> list[int]:
+    if not shapes.down_projection:
+        return []
+    is_bottleneck = run.model.projection.kind == "bottleneck"
+    saved = [run.each(run.model.dim, run.matmul_itemsize if is_bottleneck else run.itemsize)]
+    saved += _inside_projection(run, run.matmul_itemsize)
+    return saved + (run.copies(shapes.down_projection) if is_bottleneck else [])
+
+
+def _output(run: _SegmentPass, shapes: SegmentShapes, ids: list[int]) -> list[int]:
+    """The message to the next segment; of the last segment: norm, head and loss. `ids`: empty unless the token ids are
+    saved already, of which the labels of a single sample are a view."""
     model = run.model
-    if shapes.last:
-        logits = [run.each(model.vocab_size, run.float32_itemsize), run.float32_itemsize]  # logits, and the summed loss
-        return [*_norm(run), run.each(model.dim, run.matmul_itemsize), *run.copies(shapes.last), *logits]
-    saved = [run.each(model.state_width, run.itemsize)]  # the message
-    if shapes.down_projection:
-        is_bottleneck = model.projection.kind == "bottleneck"
-        saved.append(run.each(model.dim, run.matmul_itemsize if is_bottleneck else run.itemsize))
-        saved += _inside_projection(run, run.matmul_itemsize)
-        saved += run.copies(shapes.down_projection) if is_bottleneck else []
-    return saved
+    if not shapes.last:
+        return [run.each(model.state_width, run.itemsize)]
+    logits = [run.each(model.vocab_size, run.float32_itemsize), run.float32_itemsize]  # logits, and the summed loss
+    labels = [run.each(1, _ID_NBYTES)]
+    if run.config.microbatch_size == 1:
+        labels = [] if ids else [run.ids]
+    return [*_norm(run), run.each(model.dim, run.matmul_itemsize), *run.copies(shapes.last), *logits, *labels]
 
 
 def _rms_norm(run: _SegmentPass) -> list[int]:

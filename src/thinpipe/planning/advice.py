@@ -11,14 +11,17 @@ from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.units import format_bytes
+from thinpipe.planning.fitting import ways_to_fit
 from thinpipe.planning.machines import Hub, Machine, Machines
-from thinpipe.planning.planner import Plan, Utilization, make_plan
+from thinpipe.planning.planner import Plan, Utilization, make_plan, memory_need
 
 _BOTTLENECK_SHARE = 0.8
 """Busy share of a step from which a processor or link counts as the bottleneck."""
 _EQUALLY_BUSY = 0.9
 """Resources at least this busy, relative to the busiest, are upgraded together: upgrading one would change nothing."""
 _MIN_SPEEDUP = 1.03
+_SHOWN_LACKING = 2
+"""Machines without enough memory that are named one by one."""
 MAX_PASSES = 12_000
 """Budget of simulated passes: larger plans try fewer changes, so that `thinpipe plan` stays fast."""
 
@@ -41,12 +44,8 @@ def bottleneck(plan: Plan) -> str:
 
 def advise(plan: Plan, *, use_all_peers: bool = False) -> list[Change]:
     """Changes, the largest speedup first; for a plan that does not fit, what memory is missing and how to save some."""
-    missing = [
-        _missing_memory(part.machine.name, part.missing_nbytes) for part in plan.machine_loads if part.missing_nbytes
-    ]
-    missing = [f"the hub would say: {plan.refusal}", *missing] if plan.refusal else missing
-    if missing:
-        return [Change(description=description, speedup=1.0) for description in (*missing, *_memory_savers(plan))]
+    if not plan.fits:
+        return [Change(description=line, speedup=1.0) for line in _how_to_fit(plan, use_all_peers=use_all_peers)]
     found = []
     passes = 0
     for description, config, model, machines in _changes(plan):
@@ -63,18 +62,26 @@ def advise(plan: Plan, *, use_all_peers: bool = False) -> list[Change]:
     return sorted(found, key=lambda change: -change.speedup)
 
 
-def _missing_memory(name: str, missing: int) -> str:
-    return f"{name} lacks {format_bytes(missing)}: give it fewer blocks, or a machine with more memory"
-
-
-def _memory_savers(plan: Plan) -> Iterator[str]:
-    config = plan.config
-    if not config.execution.checkpoint_activations:
-        yield "set execution.checkpoint_activations = true: a third more time, far fewer activations"
-    if config.microbatch_size % 2 == 0:
-        yield f"set parallelism.pipeline_parallel_microbatch_size = {config.microbatch_size // 2}: half the activations"
-    if config.parallelism.pipeline_parallel_schedule == "GPipe":
+def _how_to_fit(plan: Plan, *, use_all_peers: bool) -> Iterator[str]:
+    if plan.refusal:
+        yield f"the hub would say: {plan.refusal}"
+    lacking = [load for load in plan.machine_loads if not load.fits]
+    for load in lacking[:_SHOWN_LACKING]:
+        missing, kind = load.missing_nbytes, "memory"
+        if not missing:
+            missing, kind = load.missing_host_nbytes, "host memory"
+        more = len(lacking) - _SHOWN_LACKING
+        others = f", and {more} more machines lack some" if more > 0 and load is lacking[_SHOWN_LACKING - 1] else ""
+        yield f"{load.machine.name} lacks {format_bytes(missing)} of {kind}: give it fewer blocks{others}"
+    if plan.config.parallelism.pipeline_parallel_schedule == "GPipe" and len(plan.machine_loads) > 1:
         yield "set parallelism.pipeline_parallel_schedule = 1F1B, which keeps fewer micro-batches in flight"
+    steps = ways_to_fit(
+        plan.config, lambda config: memory_need(config, plan.model, plan.machines, use_all_peers=use_all_peers)
+    )
+    for index, step in enumerate(steps):
+        yield f"{'and set' if index else 'set'} {step.in_words()}"
+    if not steps or not steps[-1].need.fits:
+        yield "more machines, or machines with more memory"
 
 
 Candidate = tuple[str, RunConfig, ModelConfig, Machines]

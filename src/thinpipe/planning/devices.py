@@ -83,6 +83,18 @@ DEVICES: dict[str, Device] = {
 }
 
 
+RENTED_USD_PER_HOUR: dict[str, float] = {
+    "RTX 4090": 0.50,
+    "L40S": 1.00,
+    "A100 80GB": 1.50,
+    "H100": 2.70,
+    "H200": 3.60,
+}
+"""Assumed prices of one rented card without a contract, about what smaller providers asked in spring 2026; others ask
+up to three times as much. A machines file may name a card and its price ([rented])."""
+RENTED_PRICES_OF = "spring 2026"
+
+
 def find_device(name: str) -> tuple[str, Device]:
     """Canonical name and entry of a device; ignores case, spaces, punctuation and vendor names. Raises UserError if the
     device is not in the table."""
@@ -96,6 +108,11 @@ def find_device(name: str) -> tuple[str, Device]:
             f"device {name!r} is not in the table: {advice} For another one write tflops and memory instead"
         )
     return known, DEVICES[known]
+
+
+def is_same_device(name: str, other: str) -> bool:
+    """True if both name one device; ignores what `find_device` ignores."""
+    return _key(name) == _key(other)
 
 
 def precision_of(config: RunConfig) -> Precision:

@@ -1,4 +1,4 @@
-"""Load of one machine in a plan: its segments and their peak memory during a step."""
+"""Peak memory of a process during a step, by kind, and the load of one machine in a plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.pipeline.placement import Placement
 from thinpipe.planning.machines import Machine
+from thinpipe.planning.memory_budget import PROCESS_NBYTES
 from thinpipe.planning.segment_costs import SegmentCost, shared_nbytes
 from thinpipe.planning.simulation.schedule_actions import Action, PassKind
 
@@ -20,16 +21,20 @@ class MemoryUse:
     gradients: int
     optimiser: int
     activations: int
-    """Activations saved for all in-flight micro-batches, plus the temporary tensors of the segment that computes."""
+    """Activations saved for all in-flight micro-batches, plus the temporary tensors of the segment that computes; or
+    the temporary tensors of the update, if they are larger."""
     frozen: int
     """Frozen token tables and the basis."""
     overhead: int
-    """Python, torch and its libraries."""
+    """Context, libraries and fragmentation; Python and torch on a CPU."""
     tables: int
     """Part of `weights`: token tables and token priors."""
+    host: int = 0
+    """Memory of the host beside that of the device: offloaded optimiser state, Python and torch."""
 
     @property
     def total(self) -> int:
+        """Bytes of the device."""
         return self.weights + self.gradients + self.optimiser + self.activations + self.frozen + self.overhead
 
 
@@ -50,6 +55,16 @@ class MachineLoad:
         """Bytes by which the peak exceeds the machine's memory; 0 if it fits."""
         return max(0, self.memory.total - self.machine.memory_nbytes)
 
+    @property
+    def missing_host_nbytes(self) -> int:
+        """Bytes by which the host's memory is too small for what is offloaded; 0 if it fits."""
+        available = self.machine.host_memory_nbytes
+        return 0 if available is None else int(max(0, self.memory.host - available))
+
+    @property
+    def fits(self) -> bool:
+        return not self.missing_nbytes and not self.missing_host_nbytes
+
 
 def peak_in_flight(actions: Sequence[Sequence[Action]], stages: int) -> list[int]:
     """Peak number of micro-batches whose activations each stage holds at once."""
@@ -63,6 +78,44 @@ def peak_in_flight(actions: Sequence[Sequence[Action]], stages: int) -> list[int
     return peak
 
 
+def process_memory(
+    placement: Placement,
+    process: int,
+    config: RunConfig,
+    model: ModelConfig,
+    costs: Sequence[SegmentCost],
+    held: Sequence[int],
+    *,
+    in_host_memory: bool,
+    overhead_nbytes: int = 0,
+    activation_factor: float = 1.0,
+) -> MemoryUse:
+    """Peak memory of `process`. `held`: peak in-flight micro-batches of each stage; `in_host_memory`: the device
+    computes in the host's memory, so that nothing is offloaded; `overhead_nbytes`: bytes beside tensors;
+    `activation_factor`: measured activations divided by predicted ones."""
+    stages = placement.processes[process]
+    mine = [costs[segment] for segment in placement.segments_of(process)]
+    saved_nbytes = sum(
+        held[stage] * costs[segment].activation_nbytes for stage in stages for segment in placement.stages[stage]
+    )
+    activations = int(activation_factor * (saved_nbytes + max(cost.peak_extra_nbytes for cost in mine)))
+    gradients = sum(cost.gradients_nbytes for cost in mine)
+    if config.microbatches == 1:  # gradients are allocated while activations are freed
+        activations = max(0, activations - gradients)
+    offloaded = 0 if in_host_memory else sum(cost.offloaded_nbytes for cost in mine)
+    update = 0 if in_host_memory else max(cost.update_nbytes for cost in mine)
+    return MemoryUse(
+        weights=sum(cost.weights_nbytes for cost in mine),
+        gradients=gradients,
+        optimiser=sum(cost.optimiser_nbytes for cost in mine) - offloaded,
+        activations=max(activations, update),  # activations are gone when weights are updated
+        host=0 if in_host_memory else offloaded + PROCESS_NBYTES,
+        frozen=shared_nbytes(model, config),
+        overhead=overhead_nbytes,
+        tables=sum(cost.tables_nbytes for cost in mine),
+    )
+
+
 def machine_load_of(
     machine: Machine,
     placement: Placement,
@@ -73,29 +126,21 @@ def machine_load_of(
     held: Sequence[int],
 ) -> MachineLoad:
     """Load of the machine that runs `process`. `held`: peak in-flight micro-batches of each stage."""
-    stages = placement.processes[process]
-    segments = [segment for stage in stages for segment in placement.stages[stage]]
-    mine = [costs[segment] for segment in segments]
-    saved_nbytes = sum(
-        held[stage] * costs[segment].activation_nbytes for stage in stages for segment in placement.stages[stage]
-    )
-    activations = saved_nbytes + max(cost.peak_extra_nbytes for cost in mine)
-    gradients = sum(cost.gradients_nbytes for cost in mine)
-    if config.microbatches == 1:  # gradients are allocated while activations are freed
-        activations = max(0, activations - gradients)
-    memory = MemoryUse(
-        weights=sum(cost.weights_nbytes for cost in mine),
-        gradients=gradients,
-        optimiser=sum(cost.optimiser_nbytes for cost in mine),
-        activations=activations,
-        frozen=shared_nbytes(model, config),
-        overhead=machine.overhead_nbytes,
-        tables=sum(cost.tables_nbytes for cost in mine),
-    )
+    segments = placement.segments_of(process)
     return MachineLoad(
         machine=machine,
         segments=tuple(segments),
         blocks=sum(len(model.segments[segment]) for segment in segments),
-        parameters=sum(cost.parameters for cost in mine),
-        memory=memory,
+        parameters=sum(costs[segment].parameters for segment in segments),
+        memory=process_memory(
+            placement,
+            process,
+            config,
+            model,
+            costs,
+            held,
+            in_host_memory=machine.is_host,
+            overhead_nbytes=machine.overhead_nbytes,
+            activation_factor=machine.activation_factor,
+        ),
     )

@@ -17,6 +17,7 @@ from thinpipe.planning.partition_search import (
     Traffic,
     find_partition,
     link_loads,
+    needed_nbytes,
     spread_over_all,
 )
 
@@ -130,7 +131,7 @@ def _make_result(
 
 
 def _too_small(machine: Machine, needs: Sequence[SegmentNeeds], shared_nbytes: int) -> str | None:
-    min_nbytes = min(need.memory_nbytes for need in needs) + shared_nbytes
+    min_nbytes = min(needed_nbytes(need, machine) for need in needs) + shared_nbytes
     if machine.memory_nbytes >= min_nbytes:
         return None
     return (
@@ -147,6 +148,14 @@ def _missing_memory_text(needs: Sequence[SegmentNeeds], machines: Sequence[Machi
         return (
             f"segment {index} needs {format_bytes(largest)}, and the largest machine has {format_bytes(max_machines)}: "
             "cut the model into more segments (model.boundaries), or bring a larger machine"
+        )
+    hosts = [machine.host_memory_nbytes for machine in machines]
+    index = max(range(len(needs)), key=lambda i: needs[i].host_nbytes)
+    if all(host is not None and host < needs[index].host_nbytes for host in hosts):
+        return (
+            f"segment {index} needs {format_bytes(needs[index].host_nbytes)} of host memory, for offloaded optimiser "
+            f"state, and the largest has {format_bytes(max(host or 0 for host in hosts))}: cut the model into more "
+            "segments (model.boundaries)"
         )
     wanted = sum(need.memory_nbytes for need in needs)
     there = sum(max(0, machine.memory_nbytes - shared_nbytes) for machine in machines)

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import inf
 
 _BEAM_WIDTH = 128
 """Machine sets kept per set size. Up to 9 machines there are at most 126 sets of a size, so all are kept."""
@@ -22,6 +23,9 @@ class Machine:
     """FLOP/s of matrix products like the model's."""
     memory_nbytes: int
     """Bytes that a run may use."""
+    host_memory_nbytes: float | None = None
+    """Bytes of the host's memory that a run may use for what is offloaded; None: the device computes in the host's
+    memory, and nothing is offloaded."""
     up_bps: float
     down_bps: float
     device_class: str = ""
@@ -37,6 +41,9 @@ class SegmentNeeds:
     flops_per_token: float
     """Floating-point operations per token, forward and backward."""
     memory_nbytes: int
+    """Bytes of the device."""
+    host_nbytes: int = 0
+    """Bytes of the host, if the device has memory of its own; else the device needs them too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +116,9 @@ def _reach(seconds: float, needs: Sequence[SegmentNeeds], machine: Machine, shar
     """For every number n of unplaced segments: the first segment of the longest run of segments up to n that the
     machine may compute, can compute within `seconds` and can hold in memory; n itself if not even one fits."""
     flops = list(accumulate((need.flops_per_token for need in needs), initial=0.0))
-    memory = list(accumulate((need.memory_nbytes for need in needs), initial=0))
-    free_nbytes = machine.memory_nbytes - shared_nbytes
+    memory = list(accumulate((needed_nbytes(need, machine) for need in needs), initial=0))
+    host = list(accumulate((need.host_nbytes for need in needs), initial=0))
+    free_nbytes, free_host = machine.memory_nbytes - shared_nbytes, _free_host(machine)
     if free_nbytes < 0:
         return list(range(len(needs) + 1))
     allowed_from = [0]
@@ -121,10 +129,20 @@ def _reach(seconds: float, needs: Sequence[SegmentNeeds], machine: Machine, shar
         max(
             bisect_left(flops, flops[left] - machine.flops * seconds),
             bisect_left(memory, memory[left] - free_nbytes),
+            bisect_left(host, host[left] - free_host),
             allowed_from[left],
         )
         for left in range(len(needs) + 1)
     ]
+
+
+def needed_nbytes(need: SegmentNeeds, machine: Machine) -> int:
+    """Bytes of a machine's device that a segment takes."""
+    return need.memory_nbytes + (need.host_nbytes if machine.host_memory_nbytes is None else 0)
+
+
+def _free_host(machine: Machine) -> float:
+    return inf if machine.host_memory_nbytes is None else machine.host_memory_nbytes
 
 
 def _fitting_roles(seconds: float, machine: Machine, traffic: Traffic) -> set[tuple[bool, bool]]:
@@ -158,13 +176,15 @@ def spread_over_all(
     slowest machine's compute time. The first machine gets the last segments. None if memory does not suffice."""
     chosen = list(reversed(machines[: len(needs)]))
     flops = list(accumulate((need.flops_per_token for need in needs), initial=0.0))
-    memory = list(accumulate((need.memory_nbytes for need in needs), initial=0))
+    host = list(accumulate((need.host_nbytes for need in needs), initial=0))
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [0])}
     for machine in chosen:
+        memory = list(accumulate((needed_nbytes(need, machine) for need in needs), initial=0))
         further: dict[int, tuple[float, list[int]]] = {}
         for start, (slowest, ends) in best.items():
             for stop in range(start + 1, len(needs) + 1):
                 too_large = memory[stop] - memory[start] + shared_nbytes > machine.memory_nbytes
+                too_large = too_large or host[stop] - host[start] > _free_host(machine)
                 if too_large or stop - 1 in machine.excluded:
                     break
                 seconds = max(slowest, (flops[stop] - flops[start]) / machine.flops)

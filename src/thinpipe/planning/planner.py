@@ -8,12 +8,14 @@ text in the plan.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS, Placement, place
+from thinpipe.planning.fitting import Need
 from thinpipe.planning.machine_loads import MachineLoad, machine_load_of, peak_in_flight
 from thinpipe.planning.machines import Hub, Machine, Machines
 from thinpipe.planning.messages import MessageSizes, message_sizes
@@ -66,7 +68,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return not self.refusal and not any(machine_load.missing_nbytes for machine_load in self.machine_loads)
+        return not self.refusal and all(machine_load.fits for machine_load in self.machine_loads)
 
     @property
     def nbytes_per_token(self) -> float:
@@ -120,31 +122,69 @@ def make_plan(
     `use_all_peers`: give every machine a stage if possible, as the setting `hub.use_all_peers` does. `record`: keep the
     spans of the timeline.
     """
-    costs = segment_costs(model, config)
-    messages = message_sizes(model, config)
+    costs, messages = segment_costs(model, config), message_sizes(model, config)
     placed = _place(config, model, machines, costs, messages, use_all_peers=use_all_peers)
-    chosen, placement = placed.chosen, placed.placement
-    schedule, processes = config.parallelism.pipeline_parallel_schedule, len(chosen)
-    extra = config.parallelism.pipeline_parallel_extra_microbatches
-    actions = action_lists(schedule if processes > 1 else "1F1B", processes, config.microbatches, extra=extra)
-    timeline = simulate(_step_spec(config, model, machines, chosen, placement, costs, messages, actions), record=record)
-    held = peak_in_flight(actions, len(placement.stages))
-    machine_loads = tuple(
-        machine_load_of(machine, placement, process, config, model, costs, held)
-        for process, machine in enumerate(chosen)
-    )
+    chosen, actions = placed.chosen, _actions(config, len(placed.chosen))
+    timeline = simulate(_step_spec(config, model, machines, placed, costs, messages, actions), record=record)
     used = {machine.name for machine in chosen}
     return Plan(
         config=config,
         model=model,
         machines=machines,
-        machine_loads=machine_loads,
+        machine_loads=_loads(config, model, placed, costs, actions),
         standbys=tuple(machine.name for machine in machines.machines if machine.name not in used),
         messages=messages,
         timeline=timeline,
-        assumptions=(*machines.assumptions, *_degree_assumption(config, machines, len(chosen))),
+        assumptions=(
+            *machines.assumptions,
+            *_degree_assumption(config, machines, len(chosen)),
+            *_offload_assumptions(chosen, costs),
+        ),
         refusal=placed.refusal,
     )
+
+
+def memory_need(config: RunConfig, model: ModelConfig, machines: Machines, *, use_all_peers: bool = False) -> Need:
+    """Memory of the machine that lacks the most, or has the least to spare; nothing is simulated. Raises UserError as
+    `make_plan`."""
+    costs, messages = segment_costs(model, config), message_sizes(model, config)
+    placed = _place(config, model, machines, costs, messages, use_all_peers=use_all_peers)
+    loads = _loads(config, model, placed, costs, _actions(config, len(placed.chosen)))
+    tightest = max(loads, key=lambda load: load.memory.total - load.machine.memory_nbytes)
+    fits = not placed.refusal and all(load.fits for load in loads)
+    return Need(nbytes=tightest.memory.total, fits=fits)
+
+
+def _actions(config: RunConfig, processes: int) -> list[list[Action]]:
+    schedule, extra = (
+        config.parallelism.pipeline_parallel_schedule,
+        config.parallelism.pipeline_parallel_extra_microbatches,
+    )
+    return action_lists(schedule if processes > 1 else "1F1B", processes, config.microbatches, extra=extra)
+
+
+def _loads(
+    config: RunConfig,
+    model: ModelConfig,
+    placed: "_MachinePlacement",
+    costs: Sequence[SegmentCost],
+    actions: list[list[Action]],
+) -> tuple[MachineLoad, ...]:
+    held = peak_in_flight(actions, len(placed.placement.stages))
+    return tuple(
+        machine_load_of(machine, placed.placement, process, config, model, costs, held)
+        for process, machine in enumerate(placed.chosen)
+    )
+
+
+def _offload_assumptions(chosen: Sequence[Machine], costs: Sequence[SegmentCost]) -> list[str]:
+    cards = [machine for machine in chosen if not machine.is_host]
+    if not cards or not any(cost.offloaded_nbytes for cost in costs):
+        return []
+    rates = sorted({machine.copy_bytes_per_second for machine in cards})
+    said = [f"copies between cards and their hosts at {' or '.join(f'{rate / 1e9:.3g}' for rate in rates)} GB/s"]
+    unknown = [machine.name for machine in cards if machine.host_memory_nbytes == inf]
+    return said + ([f"enough host memory at {', '.join(unknown)} (host_memory)"] if unknown else [])
 
 
 def _degree_assumption(config: RunConfig, machines: Machines, processes: int) -> list[str]:
@@ -243,12 +283,12 @@ def _step_spec(
     config: RunConfig,
     model: ModelConfig,
     machines: Machines,
-    chosen: Sequence[Machine],
-    placement: Placement,
+    placed: _MachinePlacement,
     costs: Sequence[SegmentCost],
     messages: MessageSizes,
     actions: list[list[Action]],
 ) -> StepSpec:
+    chosen, placement = placed.chosen, placed.placement
     home = {stage: chosen[process] for process, stages in enumerate(placement.processes) for stage in stages}
     tokens = _rows(config)
     stage_times = []
@@ -275,7 +315,22 @@ def _step_spec(
         ],
         cores={numbers[machine.host]: machine.cores for machine in chosen if machine.host and machine.cores},
         allreduce_nbytes=_ALLREDUCE_NBYTES_PER_TENSOR * tensors,
+        optimiser_s=_streaming_seconds(placed, costs),
     )
+
+
+def _streaming_seconds(placed: _MachinePlacement, costs: Sequence[SegmentCost]) -> list[float]:
+    """Seconds in which each machine moves its offloaded state to the device and back; empty if nothing is offloaded.
+    Both directions share the host's memory and are counted one after the other."""
+    seconds = [
+        0.0
+        if machine.is_host
+        else 2
+        * sum(costs[segment].offloaded_nbytes for segment in placed.placement.segments_of(process))
+        / machine.copy_bytes_per_second
+        for process, machine in enumerate(placed.chosen)
+    ]
+    return seconds if any(seconds) else []
 
 
 def _hub_link(hub: Hub) -> LinkSpec:

@@ -1,6 +1,7 @@
 """Rendering of a plan: rich text for the terminal, a dictionary for `--json`. Computes no new estimates."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from rich.box import SIMPLE
@@ -10,6 +11,8 @@ from rich.text import Text
 
 from thinpipe.core.units import format_count, format_duration_ceil
 from thinpipe.planning.advice import Change
+from thinpipe.planning.alternatives import Alternatives
+from thinpipe.planning.devices import RENTED_PRICES_OF
 from thinpipe.planning.machine_loads import MachineLoad
 from thinpipe.planning.machines import Hub, Machine
 from thinpipe.planning.measured_loss import describe_loss_gap
@@ -18,16 +21,45 @@ from thinpipe.planning.planner import Cost, Plan, utilization_of
 _SHOWN_CHANGES = 3
 
 
-def render(plan: Plan, limit: str, changes: list[Change], cost: Cost) -> RenderableType:
+def render(plan: Plan, limit: str, changes: list[Change], cost: Cost, others: Alternatives) -> RenderableType:
     blocks: list[RenderableType] = [_verdict(plan), "", _machines_table(plan), "", _speeds_table(plan), ""]
     blocks += _sentences(plan, cost)
     blocks.append(Text(f"what limits it: {limit}"))
     heading = "what to change first" if plan.fits else "to make it fit"
-    for number, change in enumerate(changes[:_SHOWN_CHANGES], start=1):
-        gain = f" ({change.speedup:.2f} times as fast)" if plan.fits else ""
-        blocks.append(Text(f"{heading if number == 1 else 'or'}: {change.description}{gain}"))
-    blocks += [Text(f"assumed: {words}", style="dim") for words in plan.assumptions]
+    for number, change in enumerate(changes[:_SHOWN_CHANGES] if plan.fits else changes, start=1):
+        start, gain = ("or: ", f" ({change.speedup:.2f} times as fast)") if plan.fits else ("  ", "")
+        blocks.append(Text(f"{f'{heading}: ' if number == 1 else start}{change.description}{gain}"))
+    blocks += [Text(line) for line in _alternatives(others)]
+    blocks += [Text(f"assumed: {words}", style="dim") for words in _assumptions(plan, others)]
     return Group(*blocks)
+
+
+def _alternatives(others: Alternatives) -> Iterator[str]:
+    for each in (others.one_machine, others.rented):
+        if each is not None:
+            name = f"one rented {each.machine.name}" if each.rented else f"{each.machine.name} without the others"
+            with_settings = f", with {' and '.join(each.settings)}" if each.settings else ""
+            yield f"instead, {name}: {_time_and_price(each.cost, each.currency)}{with_settings}"
+    if others.verdict:
+        yield others.verdict
+
+
+def _assumptions(plan: Plan, others: Alternatives) -> list[str]:
+    """Assumptions of the plan and of the alternatives, each once."""
+    found = [*plan.assumptions]
+    for each in (others.one_machine, others.rented):
+        found += each.plan.assumptions if each is not None else ()
+    if others.rented is not None and plan.machines.rented_price_assumed:
+        card = others.rented.machine
+        found.append(
+            f"{card.price_per_hour:.2f} USD an hour for a rented {card.name}, a price of {RENTED_PRICES_OF} ([rented])"
+        )
+    return [*dict.fromkeys(found)]
+
+
+def _time_and_price(cost: Cost, currency: str) -> str:
+    hours = f"{cost.hours:,.1f} hours" if cost.hours < 72 else f"{cost.hours / 24:,.1f} days"
+    return hours if cost.money is None else f"{hours}, {cost.money:,.2f} {currency}"
 
 
 def _verdict(plan: Plan) -> Text:
@@ -43,7 +75,7 @@ def _verdict(plan: Plan) -> Text:
 
 
 def _machines_table(plan: Plan) -> Table:
-    kinds = ("weights", "tables", "grads", "optim.", "activ.", "other", "total", "of")
+    kinds = ("weights", "tables", "grads", "optim.", "activ.", "other", "total", "of", "host")
     table = _table("memory, GB", "blocks", *kinds)
     for machine_load in plan.machine_loads:
         memory = machine_load.memory
@@ -56,12 +88,13 @@ def _machines_table(plan: Plan) -> Table:
             memory.overhead,
             memory.total,
             machine_load.machine.memory_nbytes,
+            memory.host,
         )
-        style = "red" if machine_load.missing_nbytes else None
+        style = None if machine_load.fits else "red"
         table.add_row(
             machine_load.machine.name,
             _blocks(plan, machine_load),
-            *(f"{size / 1e9:.2f}" for size in sizes),
+            *(f"{size / 1e9:.2f}" if size or index < len(sizes) - 1 else "" for index, size in enumerate(sizes)),
             style=style,
         )
     for name in plan.standbys:
@@ -122,10 +155,8 @@ def _sentences(plan: Plan, cost: Cost) -> list[Text]:
             f"{describe_loss_gap(plan.model, plan.config.boundary, plan.compression_ratio)}"
         )
         lines.append(f"machines wait for {plan.timeline.bubble:.0%} of their time")
-    paid = f"{cost.money or 0:,.2f} {plan.machines.currency} for those that compute"
-    money = "" if cost.money is None else f", {paid}"
-    hours = f"{cost.hours:,.1f} hours" if cost.hours < 72 else f"{cost.hours / 24:,.1f} days"
-    lines.append(f"{format_count(cost.tokens)} tokens: {hours}{money}")
+    paid = "" if cost.money is None else " for those that compute"
+    lines.append(f"{format_count(cost.tokens)} tokens: {_time_and_price(cost, plan.machines.currency)}{paid}")
     return [Text(line) for line in lines]
 
 
@@ -133,7 +164,11 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds < 90 else format_duration_ceil(seconds)
 
 
-def as_dict(plan: Plan, limit: str, changes: list[Change], cost: Cost) -> dict[str, Any]:
+def _finite(nbytes: float | None) -> int | None:
+    return None if nbytes is None or math.isinf(nbytes) else int(nbytes)
+
+
+def as_dict(plan: Plan, limit: str, changes: list[Change], cost: Cost, others: Alternatives) -> dict[str, Any]:
     """The whole plan as JSON-compatible values."""
     seconds = plan.timeline.seconds
     return {
@@ -158,6 +193,11 @@ def as_dict(plan: Plan, limit: str, changes: list[Change], cost: Cost) -> dict[s
                     "total": machine_load.memory.total,
                     "available": machine_load.machine.memory_nbytes,
                     "missing": machine_load.missing_nbytes,
+                },
+                "host_memory_nbytes": {
+                    "total": machine_load.memory.host,
+                    "available": _finite(machine_load.machine.host_memory_nbytes),
+                    "missing": machine_load.missing_host_nbytes,
                 },
                 "token_tables_nbytes": machine_load.memory.tables,
                 "busy": busy / seconds,
@@ -186,11 +226,25 @@ def as_dict(plan: Plan, limit: str, changes: list[Change], cost: Cost) -> dict[s
         "hours": cost.hours,
         "money": cost.money,
         "currency": plan.machines.currency,
+        "alternatives": [
+            {
+                "machine": each.machine.name,
+                "rented": each.rented,
+                "settings": list(each.settings),
+                "tokens_per_second": each.plan.tokens_per_second,
+                "hours": each.cost.hours,
+                "money": each.cost.money,
+                "currency": each.currency,
+            }
+            for each in (others.one_machine, others.rented)
+            if each is not None
+        ],
+        "verdict": others.verdict,
         "settings": {
             "boundaries": list(plan.model.boundaries),
             "schedule": plan.config.parallelism.pipeline_parallel_schedule,
             "microbatch_size": plan.config.microbatch_size,
             "extra_microbatches": plan.config.parallelism.pipeline_parallel_extra_microbatches,
         },
-        "assumptions": list(plan.assumptions),
+        "assumptions": _assumptions(plan, others),
     }

@@ -50,7 +50,7 @@ def search(config: RunConfig, model: ModelConfig, machines: Machines, *, use_all
     if climb.best is None:
         raise UserError(
             f"no cut, schedule or micro-batch that was tried fits on these machines ({climb.problem}): add a machine, "
-            "or set execution.checkpoint_activations = true"
+            'or set execution.checkpoint_activations = "block" or "segment"'
         )
     return SearchResult(best=climb.best, tried=len(climb.seen), converged=converged)
 

@@ -7,7 +7,8 @@ FLOPs per token, forward and backward, for sequence length S, model width D and 
   + 4 x D x K per read        of a subspace stream, base + state Uᵀ (U has no gradient): two per block and one in
                               `last`; one per segment where the stream is dense inside segments; one more read where
                               the basis tracker runs
-    8 and 16 for 6 and 12     in blocks with activation checkpointing (execution.checkpoint_activations)
+    8 and 16 for 6 and 12     in blocks with activation checkpointing (execution.checkpoint_activations); by segment
+                              also 8 and 6 for 6 and 4 in every other matrix but the head, and in every read before it
 
 Memory: weights, gradients and optimizer moments; saved activations of a micro-batch (`planning/activations.py`) times
 the number of micro-batches in flight; and temporary tensors of a running segment. Bytes of tensors only: Python, torch
@@ -20,10 +21,12 @@ FLOPs are within 2 % of torch's own count, within 10 % with activation checkpoin
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from thinpipe.config.model import ModelConfig
+from thinpipe.config.offload import streamed_nbytes
 from thinpipe.config.parameter_shapes import ParameterGroup, SegmentShapes, segment_shapes
+from thinpipe.config.precision import AUTO_RECIPES, Precision
 from thinpipe.config.run import RunConfig
 from thinpipe.pipeline.placement import in_flight_microbatches
 from thinpipe.planning.activations import count_saved_activations
@@ -46,6 +49,11 @@ class SegmentCost:
     """Activations saved by one micro-batch between its forward and its backward pass."""
     peak_extra_nbytes: int
     """Additional bytes while the segment computes."""
+    offloaded_nbytes: int = 0
+    """Part of `optimiser_nbytes` that is in the host's memory, if the device has memory of its own."""
+    update_nbytes: int = 0
+    """Bytes that a device with memory of its own needs during the update, when activations are gone: slices in float32,
+    optimizer state that comes from the host and returns."""
     tables_nbytes: int
     """Part of `weights_nbytes`: tables looked up by token, bigram or position, and the matrices that project their rows
     up."""
@@ -62,7 +70,13 @@ class SegmentCost:
 
 
 def segment_costs(model: ModelConfig, config: RunConfig) -> list[SegmentCost]:
-    """Costs of every segment, in model order, without what the segments of a machine share (`shared_nbytes`)."""
+    """Costs of every segment, in model order, without what the segments of a machine share (`shared_nbytes`).
+
+    With `training.precision` auto, which depends on the device, the larger figures of the recipes that it may choose.
+    """
+    if config.training.precision == "auto":
+        choices = [segment_costs(model, with_precision(config, recipe)) for recipe in AUTO_RECIPES]
+        return [_larger(costs) for costs in zip(*choices, strict=True)]
     return [_cost(model, config, index, shapes) for index, shapes in enumerate(segment_shapes(model))]
 
 
@@ -79,19 +93,19 @@ def segment_needs(
         SegmentNeeds(
             flops_per_token=cost.flops_per_token,
             memory_nbytes=memory_nbytes(cost, config, in_flight_microbatches(index, count, processes or count, config)),
+            host_nbytes=cost.offloaded_nbytes,
         )
         for index, cost in enumerate(costs)
     ]
 
 
 def memory_nbytes(cost: SegmentCost, config: RunConfig, n_microbatches: int) -> int:
-    """Peak bytes of a segment with `n_microbatches` in flight. Gradients replace activations as the backward pass goes,
-    but with several micro-batches they stay while the next one needs its activations."""
+    """Peak bytes of a segment with `n_microbatches` in flight, on a device with memory of its own. Gradients replace
+    activations as the backward pass goes, but with several micro-batches they stay while the next one needs its
+    activations; the update comes when activations are gone."""
     held = n_microbatches * cost.activation_nbytes + cost.peak_extra_nbytes
-    gradients_and_activations = (
-        cost.gradients_nbytes + held if config.microbatches > 1 else max(cost.gradients_nbytes, held)
-    )
-    return cost.state_nbytes + gradients_and_activations
+    backward = cost.gradients_nbytes + held if config.microbatches > 1 else max(cost.gradients_nbytes, held)
+    return cost.state_nbytes - cost.offloaded_nbytes + max(backward, cost.gradients_nbytes + cost.update_nbytes)
 
 
 def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
@@ -112,10 +126,24 @@ def _frozen_table_nbytes(model: ModelConfig, rows: int) -> int:
     return rows * model.dim * 4
 
 
+def with_precision(config: RunConfig, precision: Precision) -> RunConfig:
+    return replace(config, training=replace(config.training, precision=precision))
+
+
+def _larger(costs: Sequence[SegmentCost]) -> SegmentCost:
+    """The first, with the largest activations of all."""
+    return replace(
+        costs[0],
+        activation_nbytes=max(cost.activation_nbytes for cost in costs),
+        peak_extra_nbytes=max(cost.peak_extra_nbytes for cost in costs),
+    )
+
+
 def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> SegmentCost:
     recipe, rule = config.planned_recipe, config.optimizer.second_moment
     numel, itemsize = sum(each.numel for each in shapes.unique_parameters), recipe.itemsize
-    moments = (recipe.moments_nbytes(each.shape, each.second_moment_numel(rule)) for each in shapes.unique_parameters)
+    moments = [recipe.moments_nbytes(each.shape, each.second_moment_numel(rule)) for each in shapes.unique_parameters]
+    is_offloaded = config.training.offload == "optimizer"
     forward, backward = _flops_per_token(model, config, index, shapes)
     saved = count_saved_activations(model, config, index, shapes)
     return SegmentCost(
@@ -125,31 +153,43 @@ def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShap
         weights_nbytes=numel * itemsize,
         gradients_nbytes=numel * itemsize,
         optimiser_nbytes=sum(moments),
+        offloaded_nbytes=sum(moments) if is_offloaded else 0,
+        update_nbytes=recipe.update_nbytes(each.shape for each in shapes.unique_parameters)
+        + (_streamed_nbytes(shapes, moments) if is_offloaded else 0),
         activation_nbytes=saved.nbytes,
         peak_extra_nbytes=saved.peak_extra_nbytes,
         tables_nbytes=itemsize * sum(each.numel for each in shapes.unique_parameters if each.is_table),
     )
 
 
+def _streamed_nbytes(shapes: SegmentShapes, moments: Sequence[int]) -> int:
+    """Bytes of the buffers through which offloaded moments pass; `moments`: bytes of each parameter's."""
+    rows = [each.shape[0] for each in shapes.unique_parameters]
+    return streamed_nbytes([(count, nbytes // count) for count, nbytes in zip(rows, moments, strict=True)])
+
+
 def _flops_per_token(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> tuple[float, float]:
     attention = 2 * config.training.seq_len * model.dim * len(shapes.blocks)
     blocks = 2 * (_matmul_numel(shapes.block) * len(shapes.blocks) + attention)
-    ends = 2 * _matmul_numel(shapes.ends)
-    reads, tracked = _reads_of_basis(model, index, shapes), 0
-    if model.subspace.width is not None and shapes.last and config.basis.interval > 0:
-        tracked = 4 * model.dim * model.subspace.width
-    again = blocks if config.execution.checkpoint_activations else 0
-    return float(blocks + ends + reads), float(2 * (blocks + ends) + reads + again + tracked)
+    ends, head = 2 * _matmul_numel(shapes.ends), 2 * _matmul_numel(shapes.last)
+    one_read = 2 * model.dim * (model.subspace.width or 0)
+    reads, last_reads = _reads_of_basis(model, index, shapes)
+    tracked = 2 * one_read if shapes.last and config.basis.interval > 0 else 0
+    recomputed = {"none": 0, "block": blocks, "segment": blocks + ends - head + (reads - last_reads) * one_read}
+    forward = blocks + ends + reads * one_read
+    backward = 2 * (blocks + ends) + reads * one_read + recomputed[config.execution.checkpoint_activations] + tracked
+    return float(forward), float(backward)
 
 
 def _matmul_numel(group: ParameterGroup) -> int:
     return sum(each.numel for each in group if each.is_matmul)
 
 
-def _reads_of_basis(model: ModelConfig, index: int, shapes: SegmentShapes) -> int:
-    """FLOPs per token of reconstructing the stream, base + state Uᵀ; as many forward as backward."""
+def _reads_of_basis(model: ModelConfig, index: int, shapes: SegmentShapes) -> tuple[int, int]:
+    """How often the stream is reconstructed, base + state Uᵀ, in a pass: altogether, and by the head alone."""
     if model.subspace.width is None:
-        return 0
-    in_subspace = model.segments[index].start < model.first_free_block
-    reads = 2 * len(shapes.blocks) + int(bool(shapes.last)) if in_subspace else 1
-    return 2 * model.dim * model.subspace.width * reads
+        return 0, 0
+    if model.segments[index].start >= model.first_free_block:
+        return 1, 0
+    by_last = int(bool(shapes.last))
+    return 2 * len(shapes.blocks) + by_last, by_last

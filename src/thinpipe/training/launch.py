@@ -31,6 +31,7 @@ from thinpipe.core.process_group import NEW_PROCESS_GROUP
 from thinpipe.core.run_folder import events_path
 from thinpipe.training.error_file import ERROR_FILE_VARIABLE, ErrorReport
 from thinpipe.training.graceful_shutdown import follow_parent, install_handler, restore_handlers
+from thinpipe.training.memory_check import check_before_torch
 from thinpipe.training.observer import FAILED, Observer
 from thinpipe.transport.rendezvous import local_group
 
@@ -59,6 +60,8 @@ def train(config: RunConfig, observer: Observer) -> None:
         # On Windows, libraries that look at standard input when they are loaded would wait for a thread that reads it.
         importlib.import_module("thinpipe.training.process")
         follow_parent()
+    else:
+        check_before_torch(config)
     with _hold_run_lock(config.job.dump_folder) as lock:
         if degree > 1 and started is None:
             launch(config, degree, lock, observer)

@@ -17,6 +17,7 @@ from thinpipe.core.events import AnyEvent
 from thinpipe.core.files import write_atomically
 from thinpipe.device.device_class import deterministic_algorithms
 from thinpipe.training.error_file import ERROR_FILE_VARIABLE, ErrorReport
+from thinpipe.training.memory_check import check_on_device
 from thinpipe.training.observer import Observer
 from thinpipe.training.run_environment import RunEnvironment
 from thinpipe.training.trainer import Trainer
@@ -49,6 +50,7 @@ def train(config: RunConfig, observer: Observer, *, in_group: bool) -> None:
         stack.enter_context(deterministic_algorithms(config.debug.deterministic))
         trainer: Trainer | None = None
         try:
+            check_on_device(config)
             group: dist.ProcessGroup | None = None
             if in_group:
                 group = stack.enter_context(_open_group(config))

@@ -10,8 +10,9 @@ import torch
 from thinpipe.config.precision import RECIPES
 from thinpipe.config.run import RunConfig, TrainingConfig
 from thinpipe.core.errors import UserError
-from thinpipe.device.memory import _container_nbytes, usable_nbytes
+from thinpipe.device.host import _container_nbytes
 from thinpipe.swarm.peer.machine_probe import measure_flops, measure_machine
+from thinpipe.training.memory_check import device_budget
 
 CPU = torch.device("cpu")
 CONFIG = RunConfig(training=TrainingConfig(device="cpu", global_batch_size=4))
@@ -51,10 +52,11 @@ def test_a_small_and_a_large_model_take_the_time_that_was_given():
 
 
 def test_the_owner_may_limit_memory():
-    assert usable_nbytes(CPU, 1_000_000) == 1_000_000
-    assert usable_nbytes(CPU, 1 << 60) == pytest.approx(usable_nbytes(CPU), rel=0.2)
+    budget = device_budget(CPU)
+    assert budget.offered_nbytes(1_000_000) == 1_000_000
+    assert budget.offered_nbytes(1 << 60) == budget.offered_nbytes() == pytest.approx(0.8 * budget.free_nbytes)
     with pytest.raises(UserError, match="leave it out"):
-        usable_nbytes(CPU, 0)
+        budget.offered_nbytes(0)
 
 
 def test_a_container_may_limit_memory(tmp_path):

@@ -15,9 +15,10 @@ from thinpipe.config.precision import Recipe, recipe_of
 from thinpipe.config.run import RunConfig
 from thinpipe.device.choice import choose_device, synchronise
 from thinpipe.device.device_class import device_class
-from thinpipe.device.memory import device_name, usable_nbytes
+from thinpipe.device.memory import device_name
 from thinpipe.device.precision import has_bf16_units
 from thinpipe.swarm.protocol.machine_report import ProcessorReport
+from thinpipe.training.memory_check import device_budget
 
 _FIRST_TOKENS = 32
 """Number of tokens in the first, smallest measurement."""
@@ -38,12 +39,14 @@ def measure_machine(
         recipe=recipe_of(config.training.precision, has_bf16_units=has_bf16_units(device), device=device_name(device)),
         seconds=seconds,
     )
+    budget = device_budget(device)
     return ProcessorReport(
         device=device_name(device),
         device_class=device_class(device),
         threads=torch.get_num_threads(),
         flops=flops,
-        memory_nbytes=usable_nbytes(device, memory_limit_nbytes),
+        memory_nbytes=budget.offered_nbytes(memory_limit_nbytes),
+        host_memory_nbytes=budget.offered_host_nbytes,
     )
 
 

@@ -28,7 +28,10 @@ class ProcessorReport(msgspec.Struct, frozen=True, kw_only=True):
     flops: PositiveFloat
     """Floating-point operations per second in matrix products of the model's sizes, forward and backward."""
     memory_nbytes: Annotated[int, msgspec.Meta(ge=0)]
-    """Memory that a run may use, in bytes."""
+    """Memory of the device that a run may use, in bytes."""
+    host_memory_nbytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Memory of the host that a run may use beside that of the device, in bytes, for offloaded optimiser state. None:
+    the device computes in the host's memory, or the peer's version does not tell."""
 
 
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +69,7 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
             name=name,
             flops=self.processor.flops,
             memory_nbytes=self.processor.memory_nbytes,
+            host_memory_nbytes=self.processor.host_memory_nbytes,
             up_bps=self.up_bps,
             down_bps=self.down_bps,
             device_class=sanitize(self.processor.device_class),

@@ -6,7 +6,8 @@ import msgspec
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.units import format_bytes, format_flops
-from thinpipe.planning.machines import Hub, Machine, Machines
+from thinpipe.planning.devices import Precision
+from thinpipe.planning.machines import Hub, Machine, Machines, rented_cards
 from thinpipe.swarm.protocol.machine_report import MachineReport
 
 if TYPE_CHECKING:
@@ -99,9 +100,9 @@ def _mbps(bits_per_second: float) -> str:
     return f"{bits_per_second / 1e6:.0f}"
 
 
-def machines_from_status(status: Status) -> Machines:
-    """Measured machines of the present peers, as an input of `thinpipe plan`. Raises UserError if no peer is
-    measured."""
+def machines_from_status(status: Status, precision: Precision) -> Machines:
+    """Measured machines of the present peers, as an input of `thinpipe plan`, whose `precision` is that of the run.
+    Raises UserError if no peer is measured."""
     measured = [(peer.name, peer.report) for peer in status.peers if peer.report is not None]
     if not measured:
         raise UserError("no peer has been measured yet: wait until `thinpipe status` shows the speed of a peer")
@@ -110,6 +111,7 @@ def machines_from_status(status: Status) -> Machines:
             name=name,
             flops=report.processor.flops,
             memory_nbytes=report.processor.memory_nbytes,
+            host_memory_nbytes=report.processor.host_memory_nbytes,
             up_bps=report.up_bps,
             down_bps=report.down_bps,
             latency_s=report.latency_s / 2,
@@ -121,4 +123,9 @@ def machines_from_status(status: Status) -> Machines:
         f"{peer.name} is left out, because it is not measured yet" for peer in status.peers if peer.report is None
     ]
     up_bps, down_bps = status.hub_bps
-    return Machines(machines=machines, hub=Hub(up_bps=up_bps, down_bps=down_bps), assumptions=tuple(assumptions))
+    return Machines(
+        machines=machines,
+        hub=Hub(up_bps=up_bps, down_bps=down_bps),
+        rented=rented_cards(precision),
+        assumptions=tuple(assumptions),
+    )
