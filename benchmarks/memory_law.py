@@ -123,8 +123,8 @@ def write_page(peaks: dict[str, int]) -> str:
         "# The memory law against the allocator",
         "",
         "`python -m benchmarks.memory_law --output benchmarks/results --date DATE`: two steps of whole models,",
-        "foretold bytes over measured ones. CPU: highest resident set with glibc, freed blocks returned at once. `sim`:",
-        "the second device of the tests, allocated bytes. "
+        "foretold bytes over measured ones. CPU: highest resident set with glibc, freed blocks returned at once.",
+        "`sim`: the second device of the tests, allocated bytes. "
         f"{', '.join(f'{name} {value}' for name, value in versions().items())}.",
         "",
         "Sizes: "
