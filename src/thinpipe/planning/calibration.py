@@ -8,7 +8,7 @@ The file: {"format": 1, "devices": {"cuda: NVIDIA GeForce RTX 3060": {"overhead_
 
 import logging
 import os
-import sys
+import platform
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -92,8 +92,8 @@ def _state_folder() -> Path:
     named = os.environ.get(STATE_FOLDER_VARIABLE)
     if named:
         return Path(named)
-    if sys.platform == "win32":
+    if platform.system() == "Windows":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "thinpipe"
-    if sys.platform == "darwin":
+    if platform.system() == "Darwin":
         return Path.home() / "Library" / "Application Support" / "thinpipe"
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "thinpipe"
