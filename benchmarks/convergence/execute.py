@@ -39,6 +39,8 @@ _RENAMED = {
     "line_share": "uplink_share",
 }
 """Settings in committed records -> their names today. No name stands for two settings."""
+_RECIPES = {("float32", False): "fp32", ("float32", True): "bf16-mixed"}
+"""(data type, autocast) in committed records -> `training.precision` today."""
 
 
 class Run(Protocol):
@@ -186,8 +188,17 @@ def has_settings(run: Run, text: str, *, where: Path) -> bool:
 
 def current_settings(table: dict[str, Any]) -> dict[str, Any]:
     """The settings of a record under today's names."""
+    settings = _renamed(table)
+    if "dtype" in settings.get("training", {}):  # data type and autocast were settings of their own
+        execution, training = settings["execution"], settings["training"]
+        training["precision"] = _RECIPES[training.pop("dtype"), execution.pop("autocast_bf16")]
+        execution["checkpoint_activations"] = "block" if execution["checkpoint_activations"] else "none"
+    return settings
+
+
+def _renamed(table: dict[str, Any]) -> dict[str, Any]:
     renamed = {_RENAMED.get(key, key): value for key, value in table.items()}
-    return {key: current_settings(value) if isinstance(value, dict) else value for key, value in renamed.items()}
+    return {key: _renamed(value) if isinstance(value, dict) else value for key, value in renamed.items()}
 
 
 def keep(study: Run, folder: Path, output: Path, record_of: Record) -> float | None:
