@@ -19,7 +19,9 @@ from thinpipe.config.hub import HubConfig
 from thinpipe.config.run import CheckpointConfig, JobConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.data import ShardWriter, Tokens
+from thinpipe.doctor import machine
 from thinpipe.doctor.run import assigned_memory_finding, checkpoints_nbytes
+from thinpipe.planning.calibration import Calibration, device_key, save_calibration
 from thinpipe.swarm.peer.identity import Identity
 from thinpipe.training.trainer import Trainer
 
@@ -213,3 +215,17 @@ def test_a_joined_folder_knows_what_its_segments_need(run_config):
     Trainer(replace(run_config, training=replace(run_config.training, steps=4))).train()
     assert assigned_memory_finding(run_config.job.dump_folder, 2, "cpu").state == "ok"
     assert assigned_memory_finding(run_config.job.dump_folder, 0, "cpu").state == "not checked"
+
+
+def test_a_device_that_nobody_has_tested_is_to_be_proved(monkeypatch, tmp_path):
+    """Until `thinpipe selftest` has passed on it, with this torch."""
+    monkeypatch.setenv("THINPIPE_STATE_FOLDER", str(tmp_path))
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert machine._proof("cpu", "a processor", "2.15.0") == ""
+    assert "thinpipe selftest" in machine._proof("cuda", "a card", "2.15.0")
+    save_calibration(device_key("cuda", "a card"), Calibration(torch="2.15.0"))
+    assert machine._proof("cuda", "a card", "2.15.0") == ""
+    assert "thinpipe selftest" in machine._proof("cuda", "a card", "2.16.0")
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    assert "thinpipe selftest" in machine._proof("cpu", "a processor", "2.15.0")

@@ -7,7 +7,15 @@ are named by strings and imported only when their verb runs.
 from dataclasses import dataclass
 from typing import Any
 
-from thinpipe.config.commands import EvalConfig, ExportConfig, GenerateConfig, ImportConfig, ReportConfig, WatchConfig
+from thinpipe.config.commands import (
+    EvalConfig,
+    ExportConfig,
+    GenerateConfig,
+    ImportConfig,
+    ReportConfig,
+    SelftestConfig,
+    WatchConfig,
+)
 from thinpipe.config.doctor import DoctorConfig
 from thinpipe.config.hub import HubConfig, InviteConfig, JoinConfig, KickConfig, StatusConfig, UpConfig
 from thinpipe.config.plan import PlanConfig
@@ -43,6 +51,7 @@ VERBS: dict[str, Verb] = {
     "generate": Verb(GenerateConfig, "thinpipe.cli.generate:run"),
     "report": Verb(ReportConfig, "thinpipe.cli.report:run"),
     "doctor": Verb(DoctorConfig, "thinpipe.doctor.command:run"),
+    "selftest": Verb(SelftestConfig, "thinpipe.selftest.command:run"),
     "export": Verb(ExportConfig, "thinpipe.cli.export_model:run"),
     "import": Verb(ImportConfig, "thinpipe.cli.import_model:run"),
 }

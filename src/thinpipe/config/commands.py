@@ -1,4 +1,5 @@
-"""Settings of the commands eval, generate, export, import, report and watch. Imports no torch: `--help` is quick."""
+"""Settings of the commands eval, generate, export, import, report, watch and selftest. Imports no torch: `--help` is
+quick."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,3 +147,24 @@ class WatchConfig:
             raise UserError("--host and --port are for the web dashboard: pass --dashboard, or leave them out")
         if not 0 <= self.port < 65536:
             raise UserError(f"--port must lie between 0 and 65535, not {self.port}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelftestConfig:
+    """Prove that this machine computes right, and measure it: numbers against float64, copies, several processes,
+    memory and speed. Takes three minutes and needs no hub."""
+
+    device: str = "auto"
+    """Device to test: auto, cpu, cuda, cuda:N or mps."""
+    minutes: float = 3.0
+    """Duration in minutes. What the other checks leave of it is used for sustained speed."""
+    quick: bool = False
+    """Take half a minute: fewer steps, and no sustained speed."""
+    output: Path = Path("selftest")
+    """Folder to write selftest.json and selftest.md to, for an issue. Files of an earlier test are replaced."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes < 24 * 60:
+            raise UserError(f"--minutes must be above 0 and below a day, not {self.minutes:g}")
+        if self.quick and self.minutes != 3.0:
+            raise UserError("--quick says how long the test takes: leave --minutes out")

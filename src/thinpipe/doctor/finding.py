@@ -38,11 +38,16 @@ def not_checked(what: str, text: str) -> Finding:
     return Finding(what=what, state="not checked", text=text)
 
 
-def findings_table(findings: Sequence[Finding]) -> Table:
+def findings_table(findings: Sequence[Finding], *, fixes_below: bool = False) -> Table:
+    """`fixes_below`: fixes stand below what was found, which leaves more room for it, and not in a column beside it."""
     table = Table("", "what", "", box=None, pad_edge=False)
-    for header in ("found", "to do"):
+    for header in ("found",) if fixes_below else ("found", "to do"):
         table.add_column(header, overflow="fold")  # fold, not truncate: commands are to be copied
     for number, finding in enumerate(findings, start=1):
         state = Text(finding.state, style=_COLOURS[finding.state])
-        table.add_row(str(number), finding.what, state, Text(finding.text), Text(finding.fix))
+        if fixes_below:
+            texts = [Text(f"{finding.text}\nTo do: {finding.fix}" if finding.fix else finding.text)]
+        else:
+            texts = [Text(finding.text), Text(finding.fix)]
+        table.add_row(str(number), finding.what, state, *texts)
     return table

@@ -11,6 +11,7 @@ from thinpipe.core.extras import install_hint
 from thinpipe.core.numerics import INSTALL_TORCH, TESTED_TORCH, is_tested_torch
 from thinpipe.core.units import format_bytes
 from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
+from thinpipe.planning.calibration import Calibration, device_key, load_calibrations
 from thinpipe.swarm.broker.server import find_server
 
 _EXTRAS = {
@@ -73,7 +74,7 @@ def _torch() -> Finding:
             "torch",
             f"{found} has all names on which the pipeline relies, but has not been tested with thinpipe; tested: "
             f"{', '.join(TESTED_TORCH)}",
-            f"If a run fails or learns nothing, run {INSTALL_TORCH}.",
+            f"Run `thinpipe selftest`, which proves this machine. If it finds something wrong, run {INSTALL_TORCH}.",
         )
     return ok("torch", found)
 
@@ -101,13 +102,24 @@ def _devices(wanted: str) -> Finding:
     found = [f"{device} {device_name(device)}, {format_bytes(free_nbytes(device))} free" for device in devices]
     unused = unused_card()
     try:
-        choose_device(wanted)
+        chosen = choose_device(wanted)
     except UserError as error:
         advice = unused.fix if unused else "Install torch's build for the device and its driver."
         return problem("devices", str(error), f"{advice} Or leave --device out.")
     if unused and wanted == "auto":
         return warning("devices", unused.text, unused.fix)
-    return ok("devices", "; ".join(found) or "no GPU: thinpipe uses the CPU")
+    proof = _proof(chosen.type, device_name(chosen), str(torch.__version__))
+    return ok("devices", "; ".join(found) or "no GPU: thinpipe uses the CPU", proof)
+
+
+def _proof(kind: str, name: str, torch_version: str) -> str:
+    """Advice to test a device that no test of thinpipe has seen: every accelerator, and processors other than those of
+    Linux on x86-64. Empty if `thinpipe selftest` has passed on the device with this torch."""
+    is_known = kind == "cpu" and (platform.system(), platform.machine()) == ("Linux", "x86_64")
+    tested = load_calibrations().get(device_key(kind, name), Calibration())
+    if is_known or tested.torch == torch_version:
+        return ""
+    return "`thinpipe selftest` proves this device in three minutes, and measures it for plans."
 
 
 def _device_class(wanted: str) -> Finding:
