@@ -14,7 +14,9 @@ from tests.device.entries import digest
 from tests.pipeline.cases import CASES, TOKENS, VOCABULARY, batch_size, config_of
 from tests.reference.language import SyntheticLanguage
 from thinpipe.config import offload
+from thinpipe.models import kv_cache
 from thinpipe.optim import RowwiseAdamW
+from thinpipe.optim.master_weights import master_of
 from thinpipe.subspace.parameter_tags import mark_coordinates, mark_orthonormal
 from thinpipe.training.engine import Engine
 
@@ -117,12 +119,12 @@ def test_a_parameter_without_gradient_is_left_alone(sim):  # noqa: ARG001
 # Whole models.
 
 
-def engine_of(name, device, place):
+def engine_of(name, device, place, precision="fp32", schedule="1F1B"):
     case = next(case for case in CASES if case.name == name)
-    config = config_of(case, 2, "1F1B")
+    config = config_of(case, 2, schedule)
     config = replace(
         config,
-        training=replace(config.training, device=device, offload=place),
+        training=replace(config.training, device=device, offload=place, precision=precision),
         basis=replace(config.basis, interval=3),
     )
     return Engine(config, config.model.resolve(VOCABULARY))
@@ -141,32 +143,49 @@ def trained(engine, steps=range(STEPS)):
     return seen, {f"{layer}/{name}": digest(tensor) for layer, tensors in layers for name, tensor in tensors.items()}
 
 
-@pytest.mark.parametrize("name", ["llama-none-fp32-fp32", "llama-subspace-fp32-fp32", "keel", "learned"])
+@pytest.mark.parametrize(
+    ("precision", "name"),
+    [
+        *(("fp32", name) for name in ("llama-none-fp32-fp32", "llama-subspace-fp32-fp32", "keel", "learned")),
+        *(("bf16-mixed", name) for name in ("llama-none-fp32-fp32", "gpt2-subspace-fp32-int8", "keel")),
+        ("bf16", "llama-none-fp32-fp32"),
+    ],
+)
 @pytest.mark.usefixtures("sim", "small_buffers")
-def test_steps_are_those_without_offload_on_every_device(name):
-    expected = trained(engine_of(name, "cpu", WITHOUT))
+def test_steps_are_those_without_offload_on_every_device(name, precision, monkeypatch):
+    monkeypatch.setattr(kv_cache, "MAX_FLOAT32_ATTENTION_TOKENS", 0)  # bfloat16 attention on the CPU too
+    expected = trained(engine_of(name, "cpu", WITHOUT, precision))
     for device, place in (("cpu", WITH), ("sim", WITHOUT), ("sim", WITH)):
-        assert trained(engine_of(name, device, place)) == expected
+        assert trained(engine_of(name, device, place, precision)) == expected
 
 
-def test_state_takes_no_memory_of_the_device_but_two_buffers_during_the_update(sim, monkeypatch):
-    monkeypatch.setattr(offload, "BUFFER_NBYTES", 1 << 14)
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_state_takes_no_memory_of_the_device_but_two_buffers_during_the_update(sim, precision, monkeypatch):
+    """Under autocast the device has bfloat16 copies of the float32 matrices in blocks, which are on the host too."""
+    monkeypatch.setattr(offload, "BUFFER_NBYTES", 1 << 15)
     held, taken = {}, {}
     for place in (WITHOUT, WITH):
         before = sim.memory_allocated()
-        engine = engine_of("llama-none-fp32-fp32", "sim", place)
+        engine = engine_of("llama-none-fp32-fp32", "sim", place, precision)
         trained(engine)
         held[place] = sim.memory_allocated() - before
         sim.reset_peak_memory_stats()
         engine.optimizer.step()
         taken[place] = sim.max_memory_allocated() - before - held[place]
-        states = [
-            [(len(parameter), 8 * parameter[0].numel()) for parameter in group["params"]]
-            for group in engine.optimizer.param_groups
-        ]
-        del engine
-    assert held[WITHOUT] - held[WITH] == sum(rows * nbytes for group in states for rows, nbytes in group)
-    promised = max(map(offload.streamed_nbytes, states))
-    assert promised <= 2 * offload.BUFFER_NBYTES < held[WITHOUT] - held[WITH]
-    step_counts_and_padding = sum(4 + 2 * 256 for group in states for _ in group)
+        groups = [group["params"] for group in engine.optimizer.param_groups]
+        masters = {parameter for group in groups for parameter in group if master_of(parameter) is not None}
+        sizes = [[(len(p), (12 if p in masters else 8) * p[0].numel()) for p in group] for group in groups]
+        moved = sum(8 * p.numel() + 2 * p.numel() * (p in masters) for group in groups for p in group)
+        blocks = {p for name, p in engine.parameters.items() if name.startswith("blocks.") and p.dim() == 2}
+        del engine, groups
+    assert masters == (blocks if precision == "bf16-mixed" else set())
+    assert held[WITHOUT] - held[WITH] == moved
+    promised = max(map(offload.streamed_nbytes, sizes))
+    assert promised <= 2 * offload.BUFFER_NBYTES < moved
+    step_counts_and_padding = sum(4 + 3 * 256 for group in sizes for _ in group)
     assert promised <= taken[WITH] - taken[WITHOUT] <= promised + step_counts_and_padding
+
+
+def test_masters_stay_on_the_device_where_the_backward_pass_is_split(sim):  # noqa: ARG001
+    engine = engine_of("llama-none-fp32-fp32", "sim", WITH, "bf16-mixed", "ZBVZeroBubble")
+    assert {parameter.dtype for parameter in engine.parameters.values()} == {torch.float32}

@@ -20,6 +20,7 @@ from thinpipe.config.precision import recipe_names
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import NUMERICS_VERSION
 from thinpipe.models import Model, ModelConfig
+from thinpipe.optim.master_weights import set_weights, weights_of
 from thinpipe.optim.rowwise_adamw import RowwiseAdamW, second_moment_shape
 from thinpipe.subspace import Basis, GrassmannTracker, Subspace
 
@@ -98,7 +99,7 @@ def state_by_layer(
     layers: dict[str, dict[str, Tensor]] = {}
     for name, parameter in parameters.items():
         tensors = layers.setdefault(_layer_of(name), {})
-        tensors[name] = parameter.detach()
+        tensors[name] = weights_of(parameter)
         for key, value in _moments(optimizer, parameter).items():
             tensors[f"{name}:{key}"] = value
     if tracker is not None:
@@ -128,7 +129,7 @@ def restore(
                 if optimizer is not None:
                     _refuse_other_dtype(parameter, saved, checkpoint)
                     _set_moments(optimizer, parameter, name, tensors, checkpoint)
-                parameter.copy_(saved)
+                set_weights(parameter, saved)
     run = checkpoint.layer(_RUN)
     buffers = {name.removeprefix("space."): value for name, value in run.items() if name.startswith("space.")}
     space.load_state_dict(buffers)
@@ -181,8 +182,9 @@ def _set_moments(
 
 
 def _refuse_other_dtype(parameter: nn.Parameter, saved: Tensor, checkpoint: Checkpoint) -> None:
-    if saved.dtype != parameter.dtype:
-        there, here = (recipe_names(str(dtype).removeprefix("torch.")) for dtype in (saved.dtype, parameter.dtype))
+    expected = weights_of(parameter).dtype
+    if saved.dtype != expected:
+        there, here = (recipe_names(str(dtype).removeprefix("torch.")) for dtype in (saved.dtype, expected))
         raise UserError(
             f"{checkpoint.path} was trained with training.precision {there}, and this run has {here}, whose optimiser "
             "state is another: set training.precision back, or start a new run from it with model.initial"

@@ -7,6 +7,8 @@ the one before returns. A parameter whose state is larger than a buffer is updat
 from collections.abc import Sequence
 from typing import Literal
 
+from thinpipe.config.precision import Recipe
+
 Offload = Literal["none", "optimizer"]
 
 BUFFER_NBYTES = 1 << 25
@@ -17,6 +19,13 @@ ALIGNED_ROWS = 256
 """Slices begin at multiples of this many rows, so that numbers that a CPU kernel computes in one vector, or that share
 a scale, are in one slice (up to 256 numbers that follow each other). A kernel may round the last numbers of a tensor,
 which fill no vector, in another way: they are the last of the last slice too, and bits do not depend on slices."""
+
+
+def keeps_masters(offload: Offload, recipe: Recipe, schedule: str) -> bool:
+    """True if the matrices of blocks are bfloat16 copies on the device, with float32 masters in host memory (except
+    subspace coordinates). Not under ZBVZeroBubble: torch adds up gradients of a split backward pass in their own data
+    type."""
+    return offload == "optimizer" and recipe.autocast_bf16 and schedule != "ZBVZeroBubble"
 
 
 def batches_of_rows(states: Sequence[tuple[int, int]]) -> list[list[tuple[int, range]]]:

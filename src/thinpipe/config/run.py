@@ -116,8 +116,9 @@ class TrainingConfig:
     instead of 16. fp64: float64 throughout. auto: bf16-mixed on a GPU that has units for bfloat16, else fp32."""
     offload: Offload = "none"
     """What is kept in host memory instead of the device's. optimizer: the optimiser's moments, 8 bytes a weight in fp32
-    and bf16-mixed; each update copies them to the device and back, in small parts, beside the computation. The numbers
-    are the same. Without effect on a CPU and on Apple's GPUs, which use host memory anyway."""
+    and bf16-mixed, and with bf16-mixed the float32 weights of blocks, of which the device has bfloat16 copies; each
+    update copies them to the device and back, in small parts, beside the computation. The numbers are the same. Without
+    effect on a CPU and on Apple's GPUs, which use host memory anyway."""
     device: str = "auto"
     """Device to train on: auto, cpu, cuda, cuda:N or mps. auto selects a GPU if there is one."""
     check_memory: bool = True

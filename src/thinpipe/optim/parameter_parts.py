@@ -17,6 +17,8 @@ from thinpipe.config.precision import MOMENT_BLOCK
 from thinpipe.device.host_copies import pinned, stream_through
 
 State = dict[str, Tensor]
+MASTER = "master"
+"""Name in the state of a parameter of its master weights (`master_weights`)."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,16 @@ class Part:
     @property
     def parameter(self) -> Tensor:
         return self.whole if self.rows is None else self.whole[self.rows]
+
+    @property
+    def weights(self) -> Tensor:
+        """The numbers to update: the master of the parameter if there is one, else the parameter."""
+        return self.state.get(MASTER, self.parameter)
+
+    def store(self) -> None:
+        """To be called after the update."""
+        if MASTER in self.state:
+            self.parameter.copy_(self.state[MASTER])
 
     @property
     def gradient(self) -> Tensor:

@@ -24,7 +24,8 @@ from torch.optim.adamw import adamw
 from thinpipe.device.host_copies import has_pinned_memory
 from thinpipe.optim.adamw_moments import update_moments
 from thinpipe.optim.bf16_update import read_moment, start_state, step_bf16, write_moment
-from thinpipe.optim.parameter_parts import Batch, Part, State, on_device, streamed, to_host
+from thinpipe.optim.master_weights import master_of, weights_of
+from thinpipe.optim.parameter_parts import MASTER, Batch, Part, State, on_device, streamed, to_host
 from thinpipe.optim.stiefel import step_orthonormal
 from thinpipe.subspace.parameter_tags import Coordinates, coordinates_of, is_orthonormal
 
@@ -94,6 +95,11 @@ def _decay_and_add(
     parameter.addcdiv_(state["exp_avg"], denominator, value=-step_size)
 
 
+def _master(parameter: Tensor) -> State:
+    master = master_of(parameter)
+    return {} if master is None else {MASTER: master}
+
+
 class RowwiseAdamW(torch.optim.Optimizer):
     """AdamW with a row-wise second moment for coordinate parameters (see `subspace.parameter_tags`).
 
@@ -149,9 +155,9 @@ class RowwiseAdamW(torch.optim.Optimizer):
             ordinary: list[Part] = []
             for part in parts:
                 rule = _rule_of(part.whole, group)
-                if part.whole.dtype == torch.bfloat16:
+                if part.weights.dtype == torch.bfloat16:
                     step_bf16(
-                        part.parameter,
+                        part.weights,
                         part.gradient,
                         part.state,
                         partial(rule or _step_each, group=group),
@@ -161,10 +167,12 @@ class RowwiseAdamW(torch.optim.Optimizer):
                         start=part.start,
                     )
                 elif rule:
-                    rule(part.parameter, part.gradient, part.state, group=group)
+                    rule(part.weights, part.gradient, part.state, group=group)
                 else:
                     ordinary.append(part)
             self._step_elements(ordinary, group)
+            for part in parts:
+                part.store()
         return loss
 
     @torch.no_grad()
@@ -181,7 +189,7 @@ class RowwiseAdamW(torch.optim.Optimizer):
     def set_state(self, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
         """Gives a parameter this state, for example that of a checkpoint."""
         if self.offload:
-            self.state[parameter] = to_host(state, parameter.device)
+            self.state[parameter] = to_host(state, parameter.device) | _master(parameter)
         else:
             self.state[parameter] = {name: tensor.to(parameter.device) for name, tensor in state.items()}
 
@@ -209,8 +217,8 @@ class RowwiseAdamW(torch.optim.Optimizer):
 
     def _start_state(self, parameter: Tensor, group: dict[str, Any]) -> State:
         shape = second_moment_shape(parameter, group["second_moment"])
-        like = torch.empty_like(parameter, device="cpu") if self.offload else parameter
-        if parameter.dtype == torch.bfloat16:
+        like = torch.empty_like(weights_of(parameter), device="cpu") if self.offload else parameter
+        if like.dtype == torch.bfloat16:
             if "param_names" not in group:
                 raise ValueError("bfloat16 parameters need names: pass model.named_parameters()")
             state = start_state(like, shape)
@@ -222,7 +230,7 @@ class RowwiseAdamW(torch.optim.Optimizer):
                 "exp_avg": torch.zeros_like(like, memory_format=torch.preserve_format),
                 "exp_avg_sq": like.new_zeros(shape),
             }
-        return to_host(state, parameter.device) if self.offload else state
+        return to_host(state, parameter.device) | _master(parameter) if self.offload else state
 
     def _step_elements(self, parts: list[Part], group: dict[str, Any]) -> None:
         if not parts:
@@ -230,7 +238,7 @@ class RowwiseAdamW(torch.optim.Optimizer):
         states = [part.state for part in parts]
         beta1, beta2 = group["betas"]
         adamw(
-            [part.parameter for part in parts],
+            [part.weights for part in parts],
             [part.gradient for part in parts],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinpipe.checkpoint import Checkpoint, codec_states, layers_of, restore, restore_codec_states, state_by_layer
+from thinpipe.config.offload import keeps_masters
 from thinpipe.config.precision import describe_choice, recipe_of
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
@@ -28,6 +29,7 @@ from thinpipe.device.precision import has_bf16_units, set_float32_products
 from thinpipe.models import Model, ModelConfig, build, materialise
 from thinpipe.optim import RowwiseAdamW
 from thinpipe.optim.gradient_sums import GradientSums, gradient_norms
+from thinpipe.optim.master_weights import keep_masters_on_host
 from thinpipe.optim.rowwise_adamw import parameter_groups
 from thinpipe.pipeline.boundary_methods import boundary_method
 from thinpipe.pipeline.placement import place
@@ -97,6 +99,8 @@ class Engine:
         self.sanity = MessageSanityCheck()
         for index in self.local_segments:
             materialise(self.model.segments[index], seed=config.debug.seed, device=self.device, dtype=dtype)
+            if keeps_masters(config.training.offload, self.recipe, parallelism.pipeline_parallel_schedule):
+                keep_masters_on_host(self.model.segments[index].blocks)
         self.model.set_execution(config.execution, autocast_bf16=self.recipe.autocast_bf16)
         self.parameters = {
             name: parameter
