@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.model_family import MAX_FLOAT32_ATTENTION_TOKENS, MLPKind, NormKind
+from thinpipe.config.offload import keeps_masters
 from thinpipe.config.parameter_shapes import ParameterGroup, SegmentShapes, attention_widths
 from thinpipe.config.run import RunConfig
 from thinpipe.core.units import BF16_NBYTES, ITEM_NBYTES
@@ -77,6 +78,14 @@ def _with_checkpointed_segment(
     return SavedActivations(nbytes=sum(inputs) + sum(output), peak_extra_nbytes=peak)
 
 
+def masters_on_host(config: RunConfig, block: ParameterGroup) -> ParameterGroup:
+    """Parameters of a block whose float32 numbers are in the host's memory (`optim/master_weights.py`)."""
+    schedule = config.parallelism.pipeline_parallel_schedule
+    if not keeps_masters(config.training.offload, config.planned_recipe, schedule):
+        return ()
+    return tuple(each for each in block if each.is_matmul and each.coordinates_axis is None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _SegmentPass:
     """Sizes for one micro-batch in one segment."""
@@ -120,6 +129,11 @@ class _SegmentPass:
     def copies(self, group: ParameterGroup) -> list[int]:
         """Bytes of the bfloat16 copies that autocast makes of matrices."""
         return [BF16_NBYTES * each.numel for each in group if each.is_matmul] if self.uses_autocast else []
+
+    def block_copies(self, group: ParameterGroup) -> list[int]:
+        """As `copies`, for the parameters of a block, some of which may be bfloat16 copies of masters already."""
+        masters = masters_on_host(self.config, group)
+        return self.copies(tuple(each for each in group if each not in masters))
 
     @property
     def ids(self) -> int:
@@ -212,7 +226,7 @@ def _block(run: _SegmentPass, group: ParameterGroup) -> list[int]:
     saved = _norm(run) * 2 + _attention(run)
     for readers in (attention.readers, mlp.readers):  # under autocast each matrix saves its own copy of its input
         saved += [run.each(model.dim, run.matmul_itemsize)] * (len(readers) if run.uses_autocast else 1)
-    saved += [run.each(mlp.hidden_dim(model), run.matmul_itemsize)] * _MLP_TENSORS[mlp.kind] + run.copies(group)
+    saved += [run.each(mlp.hidden_dim(model), run.matmul_itemsize)] * _MLP_TENSORS[mlp.kind] + run.block_copies(group)
     if model.spec.rotary is not None and run.matmul_itemsize == BF16_NBYTES:
         # cosines and sines cast to bfloat16, for queries and for keys
         saved += [run.config.training.seq_len * model.head_dim * BF16_NBYTES] * 4

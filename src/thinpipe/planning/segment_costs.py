@@ -29,7 +29,7 @@ from thinpipe.config.parameter_shapes import ParameterGroup, SegmentShapes, segm
 from thinpipe.config.precision import AUTO_RECIPES, Precision
 from thinpipe.config.run import RunConfig
 from thinpipe.pipeline.placement import in_flight_microbatches
-from thinpipe.planning.activations import count_saved_activations
+from thinpipe.planning.activations import count_saved_activations, masters_on_host
 from thinpipe.planning.partition import SegmentNeeds
 
 
@@ -51,6 +51,8 @@ class SegmentCost:
     """Additional bytes while the segment computes."""
     offloaded_nbytes: int = 0
     """Part of `optimiser_nbytes` that is in the host's memory, if the device has memory of its own."""
+    masters_nbytes: int = 0
+    """Part of `weights_nbytes` that is in the host's memory in float32, with bfloat16 copies on the device."""
     update_nbytes: int = 0
     """Bytes that a device with memory of its own needs during the update, when activations are gone: slices in float32,
     optimizer state that comes from the host and returns."""
@@ -62,6 +64,16 @@ class SegmentCost:
     def flops_per_token(self) -> float:
         """FLOPs per token, forward and backward."""
         return self.forward_flops_per_token + self.backward_flops_per_token
+
+    @property
+    def host_nbytes(self) -> int:
+        """Bytes of the host's memory."""
+        return self.offloaded_nbytes + self.masters_nbytes
+
+    @property
+    def device_weights_nbytes(self) -> int:
+        """Bytes of the weights on a device with memory of its own."""
+        return self.weights_nbytes - self.masters_nbytes // 2
 
     @property
     def state_nbytes(self) -> int:
@@ -93,7 +105,7 @@ def segment_needs(
         SegmentNeeds(
             flops_per_token=cost.flops_per_token,
             memory_nbytes=memory_nbytes(cost, config, in_flight_microbatches(index, count, processes or count, config)),
-            host_nbytes=cost.offloaded_nbytes,
+            host_nbytes=cost.host_nbytes,
         )
         for index, cost in enumerate(costs)
     ]
@@ -105,7 +117,8 @@ def memory_nbytes(cost: SegmentCost, config: RunConfig, n_microbatches: int) -> 
     activations; the update comes when activations are gone."""
     held = n_microbatches * cost.activation_nbytes + cost.peak_extra_nbytes
     backward = cost.gradients_nbytes + held if config.microbatches > 1 else max(cost.gradients_nbytes, held)
-    return cost.state_nbytes - cost.offloaded_nbytes + max(backward, cost.gradients_nbytes + cost.update_nbytes)
+    state = cost.device_weights_nbytes + cost.optimiser_nbytes - cost.offloaded_nbytes
+    return state + max(backward, cost.gradients_nbytes + cost.update_nbytes)
 
 
 def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
@@ -130,6 +143,11 @@ def with_precision(config: RunConfig, precision: Precision) -> RunConfig:
     return replace(config, training=replace(config.training, precision=precision))
 
 
+def without_offload(config: RunConfig) -> RunConfig:
+    """Settings as a device has them that computes in the host's memory."""
+    return replace(config, training=replace(config.training, offload="none"))
+
+
 def _larger(costs: Sequence[SegmentCost]) -> SegmentCost:
     """The first, with the largest activations of all."""
     return replace(
@@ -144,6 +162,7 @@ def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShap
     numel, itemsize = sum(each.numel for each in shapes.unique_parameters), recipe.itemsize
     moments = [recipe.moments_nbytes(each.shape, each.second_moment_numel(rule)) for each in shapes.unique_parameters]
     is_offloaded = config.training.offload == "optimizer"
+    masters = [itemsize * each.numel for each in masters_on_host(config, shapes.block)] * len(shapes.blocks)
     forward, backward = _flops_per_token(model, config, index, shapes)
     saved = count_saved_activations(model, config, index, shapes)
     return SegmentCost(
@@ -154,18 +173,24 @@ def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShap
         gradients_nbytes=numel * itemsize,
         optimiser_nbytes=sum(moments),
         offloaded_nbytes=sum(moments) if is_offloaded else 0,
+        masters_nbytes=sum(masters),
         update_nbytes=recipe.update_nbytes(each.shape for each in shapes.unique_parameters)
-        + (_streamed_nbytes(shapes, moments) if is_offloaded else 0),
+        + (_streamed_nbytes(config, shapes, moments) if is_offloaded else 0),
         activation_nbytes=saved.nbytes,
         peak_extra_nbytes=saved.peak_extra_nbytes,
         tables_nbytes=itemsize * sum(each.numel for each in shapes.unique_parameters if each.is_table),
     )
 
 
-def _streamed_nbytes(shapes: SegmentShapes, moments: Sequence[int]) -> int:
-    """Bytes of the buffers through which offloaded moments pass; `moments`: bytes of each parameter's."""
+def _streamed_nbytes(config: RunConfig, shapes: SegmentShapes, moments: Sequence[int]) -> int:
+    """Bytes of the buffers through which offloaded state passes; `moments`: bytes of each parameter's."""
+    masters, itemsize = masters_on_host(config, shapes.block), config.planned_recipe.itemsize
+    state = [
+        nbytes + (itemsize * each.numel if each in masters else 0)
+        for each, nbytes in zip(shapes.unique_parameters, moments, strict=True)
+    ]
     rows = [each.shape[0] for each in shapes.unique_parameters]
-    return streamed_nbytes([(count, nbytes // count) for count, nbytes in zip(rows, moments, strict=True)])
+    return streamed_nbytes([(count, nbytes // count) for count, nbytes in zip(rows, state, strict=True)])
 
 
 def _flops_per_token(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> tuple[float, float]:
