@@ -65,7 +65,8 @@ def main():
         gc.collect()
         before = psutil.Process().memory_info().rss
         Path("/proc/self/clear_refs").write_text("5")  # forgets the highest resident set so far
-        run_steps(run_config(sections), VOCABULARY)
+        vocabulary = sections.pop("vocabulary", VOCABULARY)
+        run_steps(run_config(sections), vocabulary)
         peaks.append(peak_resident_nbytes() - before)
     print(json.dumps(peaks))
 
