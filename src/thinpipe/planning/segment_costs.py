@@ -9,6 +9,7 @@ FLOPs per token, forward and backward, for sequence length S, model width D and 
                               the basis tracker runs
     8 and 16 for 6 and 12     in blocks with activation checkpointing (execution.checkpoint_activations); by segment
                               also 8 and 6 for 6 and 4 in every other matrix but the head, and in every read before it
+    8 for 6                   in the head, where the logits are too many to exist at once (`models/token_losses.py`)
 
 Memory: weights, gradients and optimizer moments; saved activations of a micro-batch (`planning/activations.py`) times
 the number of micro-batches in flight; and temporary tensors of a running segment. Bytes of tensors only: Python, torch
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from thinpipe.config.model import ModelConfig
+from thinpipe.config.model_family import AttentionKernel, vocabulary_chunk
 from thinpipe.config.offload import streamed_nbytes
 from thinpipe.config.parameter_shapes import ParameterGroup, SegmentShapes, segment_shapes
 from thinpipe.config.precision import AUTO_RECIPES, Precision
@@ -81,15 +83,16 @@ class SegmentCost:
         return self.weights_nbytes + self.optimiser_nbytes
 
 
-def segment_costs(model: ModelConfig, config: RunConfig) -> list[SegmentCost]:
+def segment_costs(model: ModelConfig, config: RunConfig, attention: AttentionKernel = "fused") -> list[SegmentCost]:
     """Costs of every segment, in model order, without what the segments of a machine share (`shared_nbytes`).
 
-    With `training.precision` auto, which depends on the device, the larger figures of the recipes that it may choose.
+    `attention`: the kernel of the machine. With `training.precision` auto, which depends on the device, the larger
+    figures of the recipes that it may choose.
     """
     if config.training.precision == "auto":
-        choices = [segment_costs(model, with_precision(config, recipe)) for recipe in AUTO_RECIPES]
+        choices = [segment_costs(model, with_precision(config, recipe), attention) for recipe in AUTO_RECIPES]
         return [_larger(costs) for costs in zip(*choices, strict=True)]
-    return [_cost(model, config, index, shapes) for index, shapes in enumerate(segment_shapes(model))]
+    return [_cost(model, config, index, shapes, attention) for index, shapes in enumerate(segment_shapes(model))]
 
 
 def segment_needs(
@@ -157,14 +160,16 @@ def _larger(costs: Sequence[SegmentCost]) -> SegmentCost:
     )
 
 
-def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> SegmentCost:
+def _cost(
+    model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes, attention: AttentionKernel
+) -> SegmentCost:
     recipe, rule = config.planned_recipe, config.optimizer.second_moment
     numel, itemsize = sum(each.numel for each in shapes.unique_parameters), recipe.itemsize
     moments = [recipe.moments_nbytes(each.shape, each.second_moment_numel(rule)) for each in shapes.unique_parameters]
     is_offloaded = config.training.offload == "optimizer"
     masters = [itemsize * each.numel for each in masters_on_host(config, shapes.block)] * len(shapes.blocks)
     forward, backward = _flops_per_token(model, config, index, shapes)
-    saved = count_saved_activations(model, config, index, shapes)
+    saved = count_saved_activations(model, config, index, shapes, attention)
     return SegmentCost(
         parameters=numel,
         forward_flops_per_token=forward,
@@ -200,10 +205,13 @@ def _flops_per_token(model: ModelConfig, config: RunConfig, index: int, shapes: 
     one_read = 2 * model.dim * (model.subspace.width or 0)
     reads, last_reads = _reads_of_basis(model, index, shapes)
     tracked = 2 * one_read if shapes.last and config.basis.interval > 0 else 0
-    recomputed = {"none": 0, "block": blocks, "segment": blocks + ends - head + (reads - last_reads) * one_read}
+    checkpointed = {"none": 0, "block": blocks, "segment": blocks + ends - head + (reads - last_reads) * one_read}
+    recomputed = checkpointed[config.execution.checkpoint_activations]
+    tokens = config.microbatch_size * config.training.seq_len
+    if vocabulary_chunk(tokens, model.vocab_size) < model.vocab_size:
+        recomputed += head
     forward = blocks + ends + reads * one_read
-    backward = 2 * (blocks + ends) + reads * one_read + recomputed[config.execution.checkpoint_activations] + tracked
-    return float(forward), float(backward)
+    return float(forward), float(2 * (blocks + ends) + reads * one_read + recomputed + tracked)
 
 
 def _matmul_numel(group: ParameterGroup) -> int:
