@@ -58,7 +58,9 @@ def _bytes_a_weight() -> Iterator[str]:
             sum(getattr(cost, kind) for cost in costs) / count
             for kind in ("weights_nbytes", "gradients_nbytes", "optimiser_nbytes")
         ]
-        listed = " | ".join(f"{part:.3g}" for part in (*parts, sum(parts), sum(parts[:2])))
+        offloaded = segment_costs(PRESETS["llama-8b"], settings(precision, "optimizer"))
+        on_device = sum(cost.device_weights_nbytes + cost.gradients_nbytes for cost in offloaded) / count
+        listed = " | ".join(f"{part:.3g}" for part in (*parts, sum(parts), on_device))
         yield f"| {precision} | {listed} |"
 
 

@@ -11,6 +11,7 @@ FEW = [
     Case("cpu", "keel", "bf16", "none", "none", "both"),
     Case("cpu", "dense", "bf16-mixed", "none", "block", "weights"),
     Case("sim", "dense", "fp32", "optimizer", "none", "weights"),
+    Case("sim", "keel", "bf16-mixed", "optimizer", "block", "weights"),
     Case("sim", "keel", "bf16", "none", "segment", "weights"),
     Case("sim", "dense", "bf16", "optimizer", "none", "activations"),
 ]

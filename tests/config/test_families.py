@@ -139,6 +139,13 @@ def test_costs_need_no_line_of_the_family(model, changes, config):
 
 
 @EITHER
+@pytest.mark.parametrize("attention", ["fused-repeated", "math"])
+@pytest.mark.parametrize("config", [settings(), settings("bf16", micro=1, seq=600)], ids=["plain", "a long text"])
+def test_costs_of_attention_kernels_need_none_either(model, config, attention):
+    check_costs(model, config, attention=attention)
+
+
+@EITHER
 def test_weights_cross_hugging_face_folders(model, tmp_path):
     written = materialise(build(model), seed=3)
     save(written, tmp_path)

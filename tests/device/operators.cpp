@@ -10,6 +10,7 @@
 #include <ATen/ops/ones_like.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <tuple>
 
 #include "device.h"
@@ -192,12 +193,14 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
   return {input.mul(mask).mul_(p == 1 ? 0. : 1 / (1 - p)), mask};
 }
 
+std::atomic<bool> fuses_grouped_attention{true};
+
 // The same choice as on the CPU, whose kernel `run_on_cpu` then finds.
 int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const std::optional<at::Tensor>& mask, double dropout, bool causal,
                          std::optional<double> scale, bool grouped) {
   constexpr int64_t math = 0;
-  if (mask && mask->requires_grad()) return math;
+  if ((mask && mask->requires_grad()) || (grouped && !fuses_grouped_attention)) return math;
   const auto host = [](const at::Tensor& tensor) { return is_sim(tensor) ? host_tensor(tensor) : tensor; };
   const auto host_mask = mask ? std::optional(host(*mask)) : mask;
   return at::_fused_sdp_choice(host(query), host(key), host(value), host_mask, dropout, causal, scale, grouped);
@@ -219,6 +222,7 @@ REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &sim::choose_attention)
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&sim::run_on_cpu>()); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_dropout", sim::native_dropout);
+  m.impl("_fused_sdp_choice", sim::choose_attention);
   // For a device without kernels of its own torch composes these from other operators, with other roundings than those
   // of the CPU's kernels.
   for (const char* name : {"addr", "addr.out", "linalg__powsum", "mish_backward", "native_group_norm",
@@ -232,6 +236,8 @@ TORCH_LIBRARY_FRAGMENT(sim, m) {
   m.def("device_count() -> int", [] { return static_cast<int64_t>(sim::is_visible() ? sim::device_count() : 0); });
   m.def("set_visible(bool visible) -> ()", [](bool visible) { sim::set_visible(visible); });
   m.def("set_races(bool are_errors) -> ()", [](bool are_errors) { sim::set_races_are_errors(are_errors); });
+  m.def("set_grouped_attention(bool is_fused) -> ()",
+        [](bool is_fused) { sim::fuses_grouped_attention = is_fused; });
   m.def("set_seed(int seed) -> ()", [](int64_t seed) { sim::set_seed(static_cast<int>(seed)); });
   m.def("default_generator(int device) -> Generator?",
         [](int64_t device) { return std::optional(sim::default_generator(static_cast<int>(device))); });

@@ -166,6 +166,11 @@ def set_float64(supported):
     torch.ops.sim.set_float64(supported)
 
 
+def set_grouped_attention(is_fused):
+    """Whether attention with fewer heads of keys than of queries has a fused kernel; CUDA has none in float32."""
+    torch.ops.sim.set_grouped_attention(is_fused)
+
+
 def set_races(are_errors):
     """Whether races raise RuntimeError. They start as no errors if SIM_RACES=0 is in the environment."""
     torch.ops.sim.set_races(are_errors)

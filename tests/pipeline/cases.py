@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from tests.reference.language import SyntheticLanguage
 from thinpipe.boundary.formats import FORMATS
 from thinpipe.boundary.registry import FORMAT_COMPRESSORS
 from thinpipe.checkpoint import codec_states
+from thinpipe.config import model_family
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
 from thinpipe.config.model import ProjectionConfig, SubspaceConfig
 from thinpipe.config.run import (
@@ -34,6 +36,7 @@ class Case:
     boundary: BoundaryConfig
     family: str = "llama"
     projection: ProjectionConfig = field(default_factory=ProjectionConfig)
+    max_logits: int = model_family.MAX_LOGITS
 
     @property
     def in_subspace(self) -> bool:
@@ -92,11 +95,12 @@ CASES = [
         BoundaryConfig(forward="bf16", backward="bf16"),
         projection=ProjectionConfig(kind="bottleneck", width=6),
     ),
+    Case("chunked-loss", BoundaryConfig(forward="int8", backward="int8"), max_logits=TOKENS * VOCABULARY // 3),
 ]
 
 
-FEW = ("llama-subspace-fp32-fp32", "aqsgd", "keel-int4")
-"""A basis that changes, a memory of samples, a neck: what a schedule could get wrong."""
+FEW = ("llama-subspace-fp32-fp32", "aqsgd", "keel-int4", "chunked-loss")
+"""A basis that changes, a memory of samples, a neck, a backward pass of our own: what a schedule could get wrong."""
 
 
 def cases_for(schedule: str, *, few: bool = False) -> list[Case]:
@@ -141,6 +145,11 @@ def run_case(case: Case, segments: int, schedule: str, group: dist.ProcessGroup 
 
     Every third batch comes again, so that a method that remembers samples meets them twice.
     """
+    with patch.object(model_family, "MAX_LOGITS", case.max_logits):
+        return _run_case(case, segments, schedule, group)
+
+
+def _run_case(case: Case, segments: int, schedule: str, group: dist.ProcessGroup | None) -> dict:
     config = config_of(case, segments, schedule)
     engine = Engine(config, config.model.resolve(VOCABULARY), group)
     language, batch = SyntheticLanguage(VOCABULARY, seed=1), batch_size(segments)

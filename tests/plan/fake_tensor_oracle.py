@@ -13,15 +13,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from thinpipe.config.model import ExecutionConfig, ModelConfig
+from thinpipe.config.model_family import MAX_LOGITS, AttentionKernel, vocabulary_chunk
 from thinpipe.config.precision import Recipe
 from thinpipe.config.run import RunConfig
 from thinpipe.models.boundary_projection import OrthonormalProjection
+from thinpipe.models.decoder import Attention
 from thinpipe.models.model import Segment, build
 from thinpipe.optim import RowwiseAdamW
 from thinpipe.pipeline.placement import in_flight_microbatches
-from thinpipe.pipeline.stage_module import token_losses
 from thinpipe.planning import segment_costs as cost_model
 from thinpipe.planning.activations import SavedActivations
 from thinpipe.planning.partition import SegmentNeeds
@@ -30,9 +32,17 @@ from thinpipe.subspace.factorized_embedding import FactorizedEmbedding
 from thinpipe.subspace.parameter_tags import copy_mark
 
 
-def check_costs(model: ModelConfig, config: RunConfig, indices: Sequence[int] | None = None) -> None:
+def check_costs(
+    model: ModelConfig,
+    config: RunConfig,
+    indices: Sequence[int] | None = None,
+    attention: AttentionKernel = "fused",
+) -> None:
     """Asserts that the cost model says the same as the oracle, of all segments or of those with these indices."""
-    built, costs = build(model), cost_model.segment_costs(model, config)
+    built, costs = build(model), cost_model.segment_costs(model, config, attention)
+    for module in built.modules():
+        if isinstance(module, Attention):
+            module.repeats_keys = attention == "fused-repeated" and module.widths[0] != module.widths[1]
     dtype = getattr(torch, config.planned_recipe.weights)
     for index in range(len(costs)) if indices is None else indices:
         cost, segment = costs[index], built.segments[index]
@@ -43,7 +53,8 @@ def check_costs(model: ModelConfig, config: RunConfig, indices: Sequence[int] | 
         assert cost.tables_nbytes == _tables_numel(segment) * dtype.itemsize, index
         assert cost.flops_per_token == flops_per_token(segment, config), index
         sizes = {"batch": config.microbatch_size, "tokens": config.training.seq_len, "recipe": config.planned_recipe}
-        saved = count_saved_activations(segment, config.execution, **sizes)  # type: ignore[arg-type]
+        with sdpa_kernel([SDPBackend.MATH] if attention == "math" else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+            saved = count_saved_activations(segment, config.execution, **sizes)  # type: ignore[arg-type]
         assert (cost.activation_nbytes, cost.peak_extra_nbytes) == (saved.nbytes, saved.peak_extra_nbytes), index
     assert cost_model.shared_nbytes(model, config) == shared_nbytes(model, config)
 
@@ -84,10 +95,12 @@ def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
 
 def flops_per_token(segment: Segment, config: RunConfig) -> float:
     model, checkpointing = segment.config, config.execution.checkpoint_activations
+    tokens = config.microbatch_size * config.training.seq_len
     attention = 2 * config.training.seq_len * model.n_heads * model.head_dim * len(segment.blocks)
     total = (6 if checkpointing == "none" else 8) * (_matrix_numbers(segment.blocks) + attention)
     for part in (segment.first, segment.projections, segment.last):
         recomputed = checkpointing == "segment" and part is not segment.last
+        recomputed |= part is segment.last and _has_chunked_loss(segment, tokens)
         total += 0 if part is None else (8 if recomputed else 6) * _matrix_numbers(part)
     if model.subspace.width is not None:
         products, recomputed_products = _products_with_basis(segment, config)
@@ -160,20 +173,40 @@ def count_saved_activations(
     """
     plain = replace(execution, compile=False, checkpoint_activations="none")
     before_head, after_head = _saved_nbytes(segment, plain, batch, tokens, recipe)
-    everything = before_head + after_head
+    everything, loss = before_head + after_head, _peak_of_chunked_loss(segment, batch * tokens, recipe)
     if execution.checkpoint_activations == "none":
-        return SavedActivations(nbytes=sum(everything), peak_extra_nbytes=2 * max(everything))
+        return SavedActivations(nbytes=sum(everything), peak_extra_nbytes=max(2 * max(everything), loss))
     inputs, output = _saved_nbytes(segment, replace(execution, compile=False), batch, tokens, recipe)
     outside = sum(inputs) + sum(output)
     if execution.checkpoint_activations == "segment":
         recomputed = list((Counter(everything) - Counter(inputs[:1]) - Counter(output)).elements())
         freed = 0 if segment.last is None else sum(output)
         peak = max(2 * max(output), sum(recomputed) + 2 * max(recomputed) - freed)
-        return SavedActivations(nbytes=outside, peak_extra_nbytes=peak)
+        return SavedActivations(nbytes=outside, peak_extra_nbytes=max(peak, loss))
     one_block = (sum(everything) - outside) // len(segment.blocks)
     # Block inputs are counted in `outside`, except for the base of a subspace stream.
     base = batch * tokens * segment.config.dim * recipe.itemsize if isinstance(segment.space, Subspace) else 0
-    return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(0, one_block) + 2 * max(everything))
+    peak = max(0, one_block) + 2 * max(everything)
+    return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(peak, loss))
+
+
+def _has_chunked_loss(segment: Segment, tokens: int) -> bool:
+    return segment.last is not None and tokens * segment.config.vocab_size > MAX_LOGITS
+
+
+def _peak_of_chunked_loss(segment: Segment, tokens: int, recipe: Recipe) -> int:
+    """Of the backward pass: logits, their gradient in bfloat16, gradients of states in float32 and in the precision of
+    products, and of the head. `tests/train/test_costs.py` compares with a process."""
+    if not _has_chunked_loss(segment, tokens):
+        return 0
+    weights = getattr(torch, recipe.weights)
+    product = torch.bfloat16 if recipe.autocast_bf16 else weights
+    wide = torch.promote_types(product, torch.float32)
+    model, rows = segment.config, vocabulary_chunk(tokens, segment.config.vocab_size)
+    logits = tokens * rows * (wide.itemsize + (product.itemsize if product != wide else 0))
+    gradients = (tokens + model.dim) * rows * product.itemsize
+    states = tokens * model.dim * (wide.itemsize + product.itemsize)
+    return states + model.vocab_size * model.dim * weights.itemsize + max(logits, gradients)
 
 
 def _saved_nbytes(
@@ -199,12 +232,13 @@ def _saved_nbytes(
             received = torch.zeros(batch, tokens, segment.config.state_width, dtype=dtype, requires_grad=True)
             state = received if segment.first is None else None
             with saved_tensors_hooks(save, lambda tensor: tensor):
-                out: Tensor = functional_call(segment, own, (ids_BW[:, :-1], state), {"dropout_seed": 0})
-                loss = out if segment.last is None else token_losses(out, ids_BW).mean()
+                options = {"dropout_seed": 0, "targets_BT": ids_BW[:, 1:]}
+                out: Tensor = functional_call(segment, own, (ids_BW[:, :-1], state), options)
+                out = out if segment.last is None else out.mean()
             if segment.last is None:
-                saved.pop(loss.untyped_storage()._cdata, None)
+                saved.pop(out.untyped_storage()._cdata, None)
                 before_head.extend(saved)
-                save(loss)  # the output state: it is sent, and held until the backward pass starts from it
+                save(out)  # the output state: it is sent, and held until the backward pass starts from it
             own_storages = {tensor.untyped_storage()._cdata for tensor in own.values()}
             sizes = {key: tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in own_storages}
             return (

@@ -102,6 +102,14 @@ def test_as_many_machines_as_are_named_hold_the_model_and_one_fewer_do_not():
     assert more > number
 
 
+def test_hosts_with_little_memory_need_more_machines_for_offloaded_state():
+    config = with_settings(run_config(), micro=1, checkpointed="block")
+    config = replace(config, training=replace(config.training, offload="optimizer"))
+    roomy = MemoryBudget(place="card", free_nbytes=int(1.5 * GB), host_free_nbytes=32 * GB)
+    poor = replace(roomy, host_free_nbytes=PROCESS_NBYTES + GB // 3)
+    assert machines_needed(config, MODEL, poor)[0] > machines_needed(config, MODEL, roomy)[0]
+
+
 def test_processes_that_share_a_device_are_added():
     config = replace(
         with_settings(run_config(), micro=1),

@@ -240,6 +240,9 @@ def test_offloaded_state_is_in_host_memory_and_takes_the_time_of_its_copies():
     assert after.timeline.seconds - before.timeline.seconds == pytest.approx(2 * max(state) / 1e8, rel=0.05)
     assert "copies between cards and their hosts at 0.1 GB/s" in after.assumptions
     assert planned(offloaded, four()).assumptions[-1] == "enough host memory at m0, m1, m2, m3 (host_memory)"
+    mixed = replace(offloaded, training=replace(offloaded.training, precision="bf16-mixed"))
+    load = planned(mixed, machines).machine_loads[1]
+    assert 2 * load.parameters < load.memory.weights < 4 * load.parameters  # coordinates have no masters
     [load, *_] = planned(offloaded, four(host_memory_nbytes=None)).machine_loads
     assert (load.memory.optimiser, load.memory.host) == (state[0], 0)
 

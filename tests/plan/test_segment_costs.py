@@ -7,6 +7,7 @@ import pytest
 from tests.plan import fake_tensor_oracle as oracle
 from tests.plan.fake_tensor_oracle import check_costs
 from thinpipe.config.model import ProjectionConfig
+from thinpipe.config.model_family import MAX_LOGITS, vocabulary_chunk
 from thinpipe.config.parameter_shapes import segment_shapes
 from thinpipe.config.run import OptimizerConfig, ParallelismConfig, RunConfig, TrainingConfig
 from thinpipe.models import PRESETS, ExecutionConfig, GPT2Config, LlamaConfig, SubspaceConfig
@@ -87,6 +88,22 @@ def test_costs_of_a_large_model_in_32_segments(settings):
 def test_costs_of_a_real_gpt2():
     check_costs(PRESETS["gpt2"], way(seq=1024))
     check_costs(replace(PRESETS["gpt2"], tied=False, boundaries=(6,)), way("bf16-mixed", seq=1024))
+
+
+@pytest.mark.parametrize("attention", ["fused-repeated", "math"])
+@pytest.mark.parametrize("config", [*WAYS.values(), way("bf16", seq=600)], ids=[*WAYS, "bfloat16 of long samples"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt2 dropout"])
+def test_costs_of_other_attention_kernels(name, config, attention):
+    check_costs(MODELS[name], config, indices=[1], attention=attention)
+
+
+@pytest.mark.parametrize("config", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("name", ["llama tied", "llama confined", "llama confined everywhere", "gpt2"])
+def test_costs_where_logits_are_too_many_to_exist_at_once(name, config):
+    tokens = config.microbatch_size * config.training.seq_len
+    model = replace(MODELS[name], vocab_size=MAX_LOGITS // tokens + 100)
+    assert vocabulary_chunk(tokens, model.vocab_size) < model.vocab_size
+    check_costs(model, config, indices=[len(model.segments) - 1])
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])

@@ -62,27 +62,30 @@ def load_libraries():
                 run_steps(run_config({"model": model, "training": training, "execution": execution}), 64)
 
 
-def resident_peak(config):
+def resident_peak(config, vocabulary):
     gc.collect()
     before = psutil.Process().memory_info().rss
     Path("/proc/self/clear_refs").write_text("5")  # forgets the highest resident set so far
-    run_steps(config, VOCABULARY)
+    run_steps(config, vocabulary)
     return peak_resident_nbytes() - before
 
 
-def allocated_peak(config):
+def allocated_peak(config, vocabulary):
     gc.collect()
     before = torch.accelerator.memory_allocated()
     torch.accelerator.reset_peak_memory_stats()
-    run_steps(config, VOCABULARY)
+    run_steps(config, vocabulary)
     return torch.accelerator.max_memory_allocated() - before
 
 
 def main():
-    cases = [run_config(sections) for sections in json.loads(sys.argv[1])]
-    if any(config.training.device == "cpu" for config in cases):
+    cases = [(sections.pop("vocabulary", VOCABULARY), run_config(sections)) for sections in json.loads(sys.argv[1])]
+    if any(config.training.device == "cpu" for _, config in cases):
         load_libraries()
-    peaks = [resident_peak(config) if config.training.device == "cpu" else allocated_peak(config) for config in cases]
+    peaks = [
+        (resident_peak if config.training.device == "cpu" else allocated_peak)(config, vocabulary)
+        for vocabulary, config in cases
+    ]
     print(json.dumps(peaks))
 
 

@@ -12,7 +12,6 @@ from tests.train.step_memory import VOCABULARY, read_peaks, run_config
 from thinpipe.config.families import PRESETS
 from thinpipe.config.run import ParallelismConfig, RunConfig
 from thinpipe.models import build, materialise
-from thinpipe.pipeline.stage_module import token_losses
 from thinpipe.planning.messages import message_sizes
 from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes
 from thinpipe.subspace import GrassmannTracker
@@ -76,6 +75,10 @@ CASES = {
     ("gpt2-tiny", "segment"): case(
         "gpt2-tiny", layers=6, batch=2, micro=1, seq=512, boundaries=(3,), checkpoint_activations="segment"
     ),
+    ("llama-tiny", "vocabulary"): {
+        **case("llama-tiny", dim=128, layers=2, batch=2, micro=1, seq=512),
+        "vocabulary": 2**17,
+    },
     ("llama-tiny", "keel"): case("llama-tiny", batch=2, micro=1, seq=512, projection=KEEL, boundaries=(1, 3)),
     ("llama-tiny", "cut"): case("llama-tiny", batch=2, micro=1, seq=512, subspace={"width": 32}, boundaries=(1, 3)),
 }
@@ -87,6 +90,7 @@ FEW = {
     ("llama-tiny", "bfloat16"),
     ("gpt2-tiny", "checkpointed"),
     ("gpt2-tiny", "segment"),
+    ("llama-tiny", "vocabulary"),
     ("llama-tiny", "keel"),
 }
 
@@ -99,9 +103,10 @@ def test_memory_is_that_of_a_real_step(names):
     peaks = dict(zip(names, read_peaks([CASES[name] for name in names]), strict=True))
     wrong = {}
     for name in names:
-        sections = CASES[name]
+        sections = dict(CASES[name])
+        vocabulary = sections.pop("vocabulary", VOCABULARY)
         config = run_config(sections)
-        model = config.model.resolve(VOCABULARY)
+        model = config.model.resolve(vocabulary)
         said = shared_nbytes(model, config) + sum(n.memory_nbytes for n in needs_of(model, config, processes=1))
         print(
             f"{' '.join(name):32} said {said / 1e6:6.1f} MB, was {peaks[name] / 1e6:6.1f} MB: {said / peaks[name]:.3f}"
@@ -147,8 +152,8 @@ def check_operations(preset, *, subspace=None, checkpointing="none", **fields):
     with sdpa_kernel(SDPBackend.MATH):
         for index, (need, segment) in enumerate(zip(needs_of(model.config, config), model.segments, strict=True)):
             with FlopCounterMode(display=False) as counter:
-                out = segment(ids_BW[:, :-1], state)
-                (out.sum() if segment.last is None else token_losses(out, ids_BW).mean()).backward()
+                out = segment(ids_BW[:, :-1], state, targets_BT=ids_BW[:, 1:])
+                out.mean().backward()
             assert need.flops_per_token == pytest.approx(counter.get_total_flops() / (2 * 256), rel=close), index
             state = out.detach().requires_grad_()
 

@@ -23,6 +23,25 @@ FromConfig = Callable[[Any], Any]
 MAX_FLOAT32_ATTENTION_TOKENS = 512
 """Maximum text length in tokens for which bfloat16 attention on a CPU is computed in float32, which is faster there."""
 
+AttentionKernel = Literal["fused", "fused-repeated", "math"]
+"""How attention runs on a device in training (`device/attention.py`). fused: no scores are kept. fused-repeated: none
+either, with keys and values repeated for every head. math: tokens x tokens scores are kept for every head."""
+
+MAX_LOGITS = 2**25
+"""Maximum number of logits that exist at once in training and evaluation: 128 MiB in float32. With more, output head
+and the loss are computed for one chunk of the vocabulary after the other."""
+_ROW_MULTIPLE = 8
+"""Matrix units of GPUs take rows in multiples of this number."""
+
+
+def vocabulary_chunk(tokens: int, vocab_size: int) -> int:
+    """Rows of the output head that are computed at a time for the loss of this many tokens; `vocab_size`: all of them.
+    A function of the shapes alone, so that every placement and every device sums in the same chunks."""
+    if tokens * vocab_size <= MAX_LOGITS:
+        return vocab_size
+    rows = MAX_LOGITS // tokens // _ROW_MULTIPLE * _ROW_MULTIPLE
+    return min(vocab_size, max(_ROW_MULTIPLE, rows))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:

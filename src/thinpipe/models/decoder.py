@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from thinpipe.config.model import ModelConfig, RopeScaling
 from thinpipe.config.model_family import MLPKind, NormKind
 from thinpipe.config.parameter_shapes import attention_widths
+from thinpipe.device.attention import attention_kernel
 from thinpipe.device.counter_random import dropout
 from thinpipe.models.kv_cache import LayerKVCache, attend
+from thinpipe.models.token_losses import token_losses
 from thinpipe.subspace import Space, Stream
 
 NORMS: dict[NormKind, type[nn.RMSNorm] | type[nn.LayerNorm]] = {"rms": nn.RMSNorm, "layer": nn.LayerNorm}
@@ -107,10 +109,25 @@ class Attention(nn.Module):
         self.spec, self.head_dim, self.rotary = config.spec.attention, config.head_dim, rotary
         self.dropout = Dropout(config)
         self.widths = attention_widths(config)
+        self.repeats_keys = False
         is_fused = len(self.spec.readers) == 1
         for name, width in zip(self.spec.readers, (sum(self.widths),) if is_fused else self.widths, strict=True):
             self.add_module(name, nn.Linear(config.dim, width, bias=self.spec.reader_bias))
         self.add_module(self.spec.writer, space.residual_writer(config.dim, bias=self.spec.writer_bias))
+
+    def choose_kernel(self, *, autocast_bf16: bool) -> None:
+        """Repeats keys and values for every head from now on, if the device of the weights has no fused kernel for
+        fewer heads of keys than of queries, and one for as many. Without effect on the result but for its rounding."""
+        weight = next(self.parameters())
+        query_width, key_width, _ = self.widths
+        kernel = attention_kernel(
+            weight.device,
+            torch.bfloat16 if autocast_bf16 else weight.dtype,
+            heads=query_width // self.head_dim,
+            kv_heads=key_width // self.head_dim,
+            head_dim=self.head_dim,
+        )
+        self.repeats_keys = kernel == "fused-repeated"
 
     def forward(self, x_BTD: Tensor, cache: LayerKVCache | None = None, dropout_seed: int | None = None) -> Tensor:
         read = [getattr(self, name)(x_BTD) for name in self.spec.readers]
@@ -121,6 +138,9 @@ class Attention(nn.Module):
         if self.rotary is not None:
             start = 0 if cache is None else cache.length
             query, key = self.rotary(query, start), self.rotary(key, start)
+        if self.repeats_keys and cache is None:
+            queries_per_key = query.shape[1] // key.shape[1]
+            key, value = (each.repeat_interleave(queries_per_key, dim=1) for each in (key, value))
         drop = partial(self.dropout, seed=dropout_seed, layer="attention weights") if self.dropout.is_on else None
         mixed_BNTH = attend(query, key, value, cache, drop)
         written: Tensor = getattr(self, self.spec.writer)(mixed_BNTH.transpose(1, 2).flatten(2))
@@ -181,7 +201,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """Final norm and output head: residual stream to logits."""
+    """Final norm and output head: residual stream to logits, or to the cross-entropy of every token."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -189,8 +209,11 @@ class Head(nn.Module):
         self.add_module(self.norm_name, _norm(config))
         self.lm_head = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def forward(self, stream: Stream) -> Tensor:
-        logits_BTV: Tensor = self.lm_head(getattr(self, self.norm_name)(stream.dense()))
+    def forward(self, stream: Stream, targets_BT: Tensor | None = None) -> Tensor:
+        states_BTD = getattr(self, self.norm_name)(stream.dense())
+        if targets_BT is not None:
+            return token_losses(states_BTD, self.lm_head.weight, targets_BT)
+        logits_BTV: Tensor = self.lm_head(states_BTD)
         return logits_BTV
 
 

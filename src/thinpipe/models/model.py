@@ -21,7 +21,7 @@ from thinpipe.config.model import ExecutionConfig, ModelConfig
 from thinpipe.config.parameter_shapes import named_parameters
 from thinpipe.core.seeds import derive_seed
 from thinpipe.models.boundary_projection import BoundaryProjection
-from thinpipe.models.decoder import Dropout, build_layers
+from thinpipe.models.decoder import Attention, Dropout, build_layers
 from thinpipe.models.kv_cache import KVCache
 from thinpipe.subspace import (
     FIXED_TABLES,
@@ -69,8 +69,10 @@ class Segment(nn.Module):
         state: Tensor | None = None,
         cache: KVCache | None = None,
         dropout_seed: int | None = None,
+        targets_BT: Tensor | None = None,
     ) -> Tensor:
-        """State for the next segment, or logits from the last segment.
+        """State for the next segment; from the last segment logits or, with `targets_BT`, the cross-entropy of every
+        token in one row, without all logits at once.
 
         `state`: output of the previous segment; None for the first segment. `cache`: KV cache of the tokens before
         `ids_BT`, which is extended. `dropout_seed`: seed of this pass and segment, needed if dropout is on. Raises
@@ -82,7 +84,7 @@ class Segment(nn.Module):
                 stream = _checkpointed(self._run_blocks, ids_BT, state, None, start, dropout_seed)
             else:
                 stream = self._run_blocks(ids_BT, state, cache, start, dropout_seed)
-            out: Tensor = stream.state if self.last is None else self.last(stream)
+            out: Tensor = stream.state if self.last is None else self.last(stream, targets_BT)
         return out
 
     def _run_blocks(
@@ -172,20 +174,31 @@ class Model(nn.Module):
             for index, indices in enumerate(config.segments)
         )
 
-    def forward(self, ids_BT: Tensor, cache: KVCache | None = None, dropout_seed: int | None = None) -> Tensor:
-        """Logits of every token. `cache`: KV cache of the tokens before `ids_BT`, which is extended. `dropout_seed`:
-        seed of this pass, needed if dropout is on."""
+    def forward(
+        self,
+        ids_BT: Tensor,
+        cache: KVCache | None = None,
+        dropout_seed: int | None = None,
+        targets_BT: Tensor | None = None,
+    ) -> Tensor:
+        """Logits of every token or, with `targets_BT`, the cross-entropy of every token in one row. `cache`: KV cache
+        of the tokens before `ids_BT`, which is extended. `dropout_seed`: seed of this pass, needed if dropout is
+        on."""
         state: Tensor | None = None
         for segment in self.segments:
-            state = segment(ids_BT, state, cache, dropout_seed)
+            state = segment(ids_BT, state, cache, dropout_seed, targets_BT)
         assert state is not None
         return state
 
     def set_execution(self, execution: ExecutionConfig, *, autocast_bf16: bool = False) -> None:
-        """Sets the execution options of all segments, and compiles the blocks if asked to. `autocast_bf16`: compute
-        matrix products in bfloat16; parameters and boundary states keep their data type."""
+        """Sets the execution options of all segments, chooses the attention kernels for the device of the weights, and
+        compiles the blocks if asked to. `autocast_bf16`: compute matrix products in bfloat16; parameters and boundary
+        states keep their data type."""
         for segment in self.segments:
             segment.execution, segment.autocast_bf16 = execution, autocast_bf16
+        for attention in self.blocks.modules():
+            if isinstance(attention, Attention) and not next(attention.parameters()).is_meta:
+                attention.choose_kernel(autocast_bf16=autocast_bf16)
         if execution.compile:
             for each in self.blocks.modules():
                 if (

@@ -7,7 +7,6 @@ So the placement of segments does not change a bit of the result.
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thinpipe.boundary.contract import BoundaryMethod, MessageId
@@ -66,9 +65,14 @@ class StageModule(nn.Module):
                 assert state is not None
                 state = cross_boundary(state, self.ids_BW, method, message_id, self.sanity)
             dropout_seed = derive_seed(self.seed, "dropout", step, microbatch, index)
-            state = segment(self.ids_BW[:, :-1], state if index else None, dropout_seed=dropout_seed)
+            state = segment(
+                self.ids_BW[:, :-1],
+                state if index else None,
+                dropout_seed=dropout_seed,
+                targets_BT=self.ids_BW[:, 1:],
+            )
         assert state is not None
-        return token_losses(state, self.ids_BW).mean() if self.is_last else state
+        return state.mean() if self.is_last else state
 
     @property
     def state_basis(self) -> Basis | None:
@@ -80,10 +84,3 @@ class StageModule(nn.Module):
     @property
     def is_last(self) -> bool:
         return self.segments[-1].last is not None
-
-
-def token_losses(logits_BTV: Tensor, ids_BW: Tensor) -> Tensor:
-    """Cross-entropy of every token, computed in float32 or, for float64 logits, in float64."""
-    logits = logits_BTV.flatten(0, 1)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(logits, ids_BW[:, 1:].flatten(), reduction="none")

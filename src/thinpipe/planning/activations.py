@@ -6,10 +6,17 @@ operations save is counted once.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from thinpipe.config.model import ModelConfig
-from thinpipe.config.model_family import MAX_FLOAT32_ATTENTION_TOKENS, MLPKind, NormKind
+from thinpipe.config.model_family import (
+    MAX_FLOAT32_ATTENTION_TOKENS,
+    AttentionKernel,
+    MLPKind,
+    NormKind,
+    vocabulary_chunk,
+)
+from thinpipe.config.offload import keeps_masters
 from thinpipe.config.parameter_shapes import ParameterGroup, SegmentShapes, attention_widths
 from thinpipe.config.run import RunConfig
 from thinpipe.core.units import BF16_NBYTES, ITEM_NBYTES
@@ -31,10 +38,11 @@ class SavedActivations:
 
 
 def count_saved_activations(
-    model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes
+    model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes, attention: AttentionKernel = "fused"
 ) -> SavedActivations:
-    """Activations of segment `index`, which has these parameters."""
-    run = _SegmentPass(model=model, config=config, in_subspace=model.segments[index].start < model.first_free_block)
+    """Activations of segment `index`, which has these parameters, on a device with this kernel."""
+    in_subspace = model.segments[index].start < model.first_free_block
+    run = _SegmentPass(model=model, config=config, in_subspace=in_subspace, attention=attention)
     ids = [run.ids] if _looks_up_ids(run, shapes) else []
     ends = _before_blocks(run, shapes) + _down_projection(run, shapes)
     blocks = _block(run, shapes.block) * len(shapes.blocks)
@@ -42,39 +50,20 @@ def count_saved_activations(
     match config.execution.checkpoint_activations:
         case "none":
             everything = ids + ends + blocks + basis + _output(run, shapes, ids)
-            return SavedActivations(nbytes=sum(everything), peak_extra_nbytes=2 * max(everything))
+            saved = SavedActivations(nbytes=sum(everything), peak_extra_nbytes=2 * max(everything))
         case "block":
-            return _with_checkpointed_blocks(run, shapes, ids + ends + _output(run, shapes, ids), blocks, basis)
+            saved = _with_checkpointed_blocks(run, shapes, ids + ends + _output(run, shapes, ids), blocks, basis)
         case "segment":
-            return _with_checkpointed_segment(run, shapes, ends + blocks, basis)
+            saved = _with_checkpointed_segment(run, shapes, ends + blocks, basis)
+    return replace(saved, peak_extra_nbytes=max(saved.peak_extra_nbytes, _peak_of_chunked_loss(run, shapes)))
 
 
-def _with_checkpointed_blocks(
-    run: "_SegmentPass", shapes: SegmentShapes, ends: list[int], blocks: list[int], basis: list[int]
-) -> SavedActivations:
-    """Keeps the input of each block, and recomputes one block at a time. `ends`: saved outside of the blocks."""
-    model, everything = run.model, ends + blocks + basis
-    entering = run.each(model.subspace.width or model.dim if run.in_subspace else model.dim, run.itemsize)
-    outside = sum(ends) + len(shapes.blocks) * entering
-    if shapes.last or not run.in_subspace:
-        outside += sum(basis)  # the stream is reconstructed outside of checkpointed blocks
-    one_block = (sum(everything) - outside) // len(shapes.blocks)
-    base = run.each(model.dim, run.itemsize) if run.in_subspace else 0
-    return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(0, one_block) + 2 * max(everything))
-
-
-def _with_checkpointed_segment(
-    run: "_SegmentPass", shapes: SegmentShapes, recomputed: list[int], basis: list[int]
-) -> SavedActivations:
-    """Keeps the token ids and the state that the segment received, and recomputes all but head and loss at once, after
-    these are done with."""
-    inputs, output = [run.ids], _output(run, shapes, [run.ids])
-    inputs += [] if shapes.first else [run.each(run.model.state_width, run.itemsize)]
-    last_reads_basis = bool(shapes.last) and run.in_subspace
-    output, recomputed = (output + basis, recomputed) if last_reads_basis else (output, recomputed + basis)
-    freed = sum(output) if shapes.last else 0
-    peak = max(2 * max(output), sum(recomputed) + 2 * max(recomputed) - freed)
-    return SavedActivations(nbytes=sum(inputs) + sum(output), peak_extra_nbytes=peak)
+def masters_on_host(config: RunConfig, block: ParameterGroup) -> ParameterGroup:
+    """Parameters of a block whose float32 numbers are in the host's memory (`optim/master_weights.py`)."""
+    schedule = config.parallelism.pipeline_parallel_schedule
+    if not keeps_masters(config.training.offload, config.planned_recipe, schedule):
+        return ()
+    return tuple(each for each in block if each.is_matmul and each.coordinates_axis is None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +73,7 @@ class _SegmentPass:
     model: ModelConfig
     config: RunConfig
     in_subspace: bool
+    attention: AttentionKernel
 
     @property
     def itemsize(self) -> int:
@@ -121,6 +111,16 @@ class _SegmentPass:
         """Bytes of the bfloat16 copies that autocast makes of matrices."""
         return [BF16_NBYTES * each.numel for each in group if each.is_matmul] if self.uses_autocast else []
 
+    def block_copies(self, group: ParameterGroup) -> list[int]:
+        """As `copies`, for the parameters of a block, some of which may be bfloat16 copies of masters already."""
+        masters = masters_on_host(self.config, group)
+        return self.copies(tuple(each for each in group if each not in masters))
+
+    @property
+    def has_chunked_loss(self) -> bool:
+        """True if the logits of the micro-batch are too many to exist at once."""
+        return vocabulary_chunk(self.tokens, self.model.vocab_size) < self.model.vocab_size
+
     @property
     def ids(self) -> int:
         """Bytes of the token ids of the micro-batch, labels included."""
@@ -133,6 +133,34 @@ class _SegmentPass:
         if width is None or self.itemsize != BF16_NBYTES:
             return []
         return [self.model.dim * width * BF16_NBYTES]
+
+
+def _with_checkpointed_blocks(
+    run: _SegmentPass, shapes: SegmentShapes, ends: list[int], blocks: list[int], basis: list[int]
+) -> SavedActivations:
+    """Keeps the input of each block, and recomputes one block at a time. `ends`: saved outside of the blocks."""
+    model, everything = run.model, ends + blocks + basis
+    entering = run.each(model.subspace.width or model.dim if run.in_subspace else model.dim, run.itemsize)
+    outside = sum(ends) + len(shapes.blocks) * entering
+    if shapes.last or not run.in_subspace:
+        outside += sum(basis)  # the stream is reconstructed outside of checkpointed blocks
+    one_block = (sum(everything) - outside) // len(shapes.blocks)
+    base = run.each(model.dim, run.itemsize) if run.in_subspace else 0
+    return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(0, one_block) + 2 * max(everything))
+
+
+def _with_checkpointed_segment(
+    run: _SegmentPass, shapes: SegmentShapes, recomputed: list[int], basis: list[int]
+) -> SavedActivations:
+    """Keeps the token ids and the state that the segment received, and recomputes all but head and loss at once, after
+    these are done with."""
+    inputs, output = [run.ids], _output(run, shapes, [run.ids])
+    inputs += [] if shapes.first else [run.each(run.model.state_width, run.itemsize)]
+    last_reads_basis = bool(shapes.last) and run.in_subspace
+    output, recomputed = (output + basis, recomputed) if last_reads_basis else (output, recomputed + basis)
+    freed = sum(output) if shapes.last else 0
+    peak = max(2 * max(output), sum(recomputed) + 2 * max(recomputed) - freed)
+    return SavedActivations(nbytes=sum(inputs) + sum(output), peak_extra_nbytes=peak)
 
 
 def _looks_up_ids(run: _SegmentPass, shapes: SegmentShapes) -> bool:
@@ -182,11 +210,27 @@ def _output(run: _SegmentPass, shapes: SegmentShapes, ids: list[int]) -> list[in
     model = run.model
     if not shapes.last:
         return [run.each(model.state_width, run.itemsize)]
-    logits = [run.each(model.vocab_size, run.float32_itemsize), run.float32_itemsize]  # logits, and the summed loss
     labels = [run.each(1, _ID_NBYTES)]
     if run.config.microbatch_size == 1:
         labels = [] if ids else [run.ids]
-    return [*_norm(run), run.each(model.dim, run.matmul_itemsize), *run.copies(shapes.last), *logits, *labels]
+    saved = [*_norm(run), run.each(model.dim, run.matmul_itemsize), *labels]
+    if run.has_chunked_loss:  # the largest logit and the sum of exponentials of each token
+        return [*saved, run.each(1, run.float32_itemsize), run.each(1, run.float32_itemsize)]
+    # the logits, and the summed loss
+    return [*saved, *run.copies(shapes.last), run.each(model.vocab_size, run.float32_itemsize), run.float32_itemsize]
+
+
+def _peak_of_chunked_loss(run: _SegmentPass, shapes: SegmentShapes) -> int:
+    """Bytes while the backward pass of `models.token_losses` computes: the gradients of the states, summed and of a
+    chunk, and of the head; and for a chunk the logits, which bfloat16 copies, or their gradient and the head's."""
+    if not shapes.last or not run.has_chunked_loss:
+        return 0
+    model, rows = run.model, vocabulary_chunk(run.tokens, run.model.vocab_size)
+    copied = run.matmul_itemsize if run.matmul_itemsize != run.float32_itemsize else 0
+    logits = run.each(rows, run.float32_itemsize + copied)
+    gradients = run.each(rows, run.matmul_itemsize) + rows * model.dim * run.matmul_itemsize
+    states = run.each(model.dim, run.float32_itemsize + run.matmul_itemsize)
+    return states + model.vocab_size * model.dim * run.itemsize + max(logits, gradients)
 
 
 def _rms_norm(run: _SegmentPass) -> list[int]:
@@ -212,7 +256,7 @@ def _block(run: _SegmentPass, group: ParameterGroup) -> list[int]:
     saved = _norm(run) * 2 + _attention(run)
     for readers in (attention.readers, mlp.readers):  # under autocast each matrix saves its own copy of its input
         saved += [run.each(model.dim, run.matmul_itemsize)] * (len(readers) if run.uses_autocast else 1)
-    saved += [run.each(mlp.hidden_dim(model), run.matmul_itemsize)] * _MLP_TENSORS[mlp.kind] + run.copies(group)
+    saved += [run.each(mlp.hidden_dim(model), run.matmul_itemsize)] * _MLP_TENSORS[mlp.kind] + run.block_copies(group)
     if model.spec.rotary is not None and run.matmul_itemsize == BF16_NBYTES:
         # cosines and sines cast to bfloat16, for queries and for keys
         saved += [run.config.training.seq_len * model.head_dim * BF16_NBYTES] * 4
@@ -231,6 +275,9 @@ def _attention(run: _SegmentPass) -> list[int]:
     if run.dropout:  # keys and values are repeated for every head, and tokens x tokens matrices are materialised
         weights = [run.each(model.n_heads * tokens, nbytes) for nbytes in (itemsize, _MASK_NBYTES, itemsize)]
         return [run.each(model.dim, itemsize)] * 3 + [out] + weights
+    if run.attention == "math":  # queries, keys, values and scores of every head, in at least float32
+        wide = max(ITEM_NBYTES["float32"], run.matmul_itemsize)
+        return [run.each(model.dim, wide)] * 3 + [out, run.each(model.n_heads * tokens, wide)]
     inputs = _attention_inputs(run, itemsize)
     before_cast = [run.each(model.dim, itemsize)] if itemsize != run.matmul_itemsize else []
     return [*inputs, out, *before_cast, run.each(model.n_heads, max(ITEM_NBYTES["float32"], itemsize))]
@@ -240,7 +287,11 @@ def _attention_inputs(run: _SegmentPass, itemsize: int) -> list[int]:
     """Queries, keys and values. If one matrix makes them and they are not cast, what is not rotated is a view of its
     output, which is saved as a whole."""
     spec, widths = run.model.spec, attention_widths(run.model)
-    if len(spec.attention.readers) == 1 and itemsize == run.matmul_itemsize:
+    is_one_matrix = len(spec.attention.readers) == 1 and itemsize == run.matmul_itemsize
+    if run.attention == "fused-repeated" and widths[1] != widths[0]:
+        is_view = is_one_matrix and spec.rotary is None
+        widths = (sum(widths) if is_view else widths[0], widths[0], widths[0])
+    elif is_one_matrix:
         rotated = widths[:2] if spec.rotary is not None else ()
         widths = (*rotated, sum(widths))
     return [run.each(width, itemsize) for width in widths]

@@ -15,7 +15,7 @@ from thinpipe.pipeline.placement import place
 from thinpipe.planning.machine_loads import MemoryUse, peak_in_flight, process_memory
 from thinpipe.planning.memory_budget import PROCESS_NBYTES, MemoryBudget
 from thinpipe.planning.partition import SegmentNeeds
-from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes
+from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes, without_offload
 from thinpipe.planning.simulation.schedule_actions import action_lists
 
 
@@ -228,6 +228,7 @@ class LocalFit:
 def memory_of_processes(config: RunConfig, model: ModelConfig, budget: MemoryBudget) -> list[MemoryUse]:
     """Peak memory of every process of a run, in pipeline order, if each has a device like that of `budget`; without
     what processes take of the device beside tensors."""
+    config = without_offload(config) if budget.is_host else config
     section, costs = config.parallelism, segment_costs(model, config)
     degree, schedule = section.pipeline_parallel_degree, section.pipeline_parallel_schedule
     placement = place(schedule, degree, len(costs), section.pipeline_parallel_shares)

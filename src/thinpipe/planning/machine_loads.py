@@ -8,7 +8,7 @@ from thinpipe.config.run import RunConfig
 from thinpipe.pipeline.placement import Placement
 from thinpipe.planning.machines import Machine
 from thinpipe.planning.memory_budget import PROCESS_NBYTES
-from thinpipe.planning.segment_costs import SegmentCost, shared_nbytes
+from thinpipe.planning.segment_costs import SegmentCost, segment_costs, shared_nbytes, without_offload
 from thinpipe.planning.simulation.schedule_actions import Action, PassKind
 
 
@@ -91,7 +91,7 @@ def process_memory(
     activation_factor: float = 1.0,
 ) -> MemoryUse:
     """Peak memory of `process`. `held`: peak in-flight micro-batches of each stage; `in_host_memory`: the device
-    computes in the host's memory, so that nothing is offloaded; `overhead_nbytes`: bytes beside tensors;
+    computes in the host's memory, and `costs` are those without offload; `overhead_nbytes`: bytes beside tensors;
     `activation_factor`: measured activations divided by predicted ones."""
     stages = placement.processes[process]
     mine = [costs[segment] for segment in placement.segments_of(process)]
@@ -102,14 +102,14 @@ def process_memory(
     gradients = sum(cost.gradients_nbytes for cost in mine)
     if config.microbatches == 1:  # gradients are allocated while activations are freed
         activations = max(0, activations - gradients)
-    offloaded = 0 if in_host_memory else sum(cost.offloaded_nbytes for cost in mine)
+    assert not (in_host_memory and any(cost.host_nbytes for cost in mine))
     update = 0 if in_host_memory else max(cost.update_nbytes for cost in mine)
     return MemoryUse(
-        weights=sum(cost.weights_nbytes for cost in mine),
+        weights=sum(cost.device_weights_nbytes for cost in mine),
         gradients=gradients,
-        optimiser=sum(cost.optimiser_nbytes for cost in mine) - offloaded,
+        optimiser=sum(cost.optimiser_nbytes - cost.offloaded_nbytes for cost in mine),
         activations=max(activations, update),  # activations are gone when weights are updated
-        host=0 if in_host_memory else offloaded + PROCESS_NBYTES,
+        host=0 if in_host_memory else sum(cost.host_nbytes for cost in mine) + PROCESS_NBYTES,
         frozen=shared_nbytes(model, config),
         overhead=overhead_nbytes,
         tables=sum(cost.tables_nbytes for cost in mine),
@@ -126,6 +126,9 @@ def machine_load_of(
     held: Sequence[int],
 ) -> MachineLoad:
     """Load of the machine that runs `process`. `held`: peak in-flight micro-batches of each stage."""
+    if machine.is_host and config.training.offload != "none":  # moves nothing there
+        config = without_offload(config)
+        costs = segment_costs(model, config)
     segments = placement.segments_of(process)
     return MachineLoad(
         machine=machine,

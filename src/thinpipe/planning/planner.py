@@ -179,7 +179,7 @@ def _loads(
 
 def _offload_assumptions(chosen: Sequence[Machine], costs: Sequence[SegmentCost]) -> list[str]:
     cards = [machine for machine in chosen if not machine.is_host]
-    if not cards or not any(cost.offloaded_nbytes for cost in costs):
+    if not cards or not any(cost.host_nbytes for cost in costs):
         return []
     rates = sorted({machine.copy_bytes_per_second for machine in cards})
     said = [f"copies between cards and their hosts at {' or '.join(f'{rate / 1e9:.3g}' for rate in rates)} GB/s"]
@@ -326,7 +326,7 @@ def _streaming_seconds(placed: _MachinePlacement, costs: Sequence[SegmentCost]) 
         0.0
         if machine.is_host
         else 2
-        * sum(costs[segment].offloaded_nbytes for segment in placed.placement.segments_of(process))
+        * sum(costs[segment].host_nbytes for segment in placed.placement.segments_of(process))
         / machine.copy_bytes_per_second
         for process, machine in enumerate(placed.chosen)
     ]

@@ -9,6 +9,7 @@ FLOPs per token, forward and backward, for sequence length S, model width D and 
                               the basis tracker runs
     8 and 16 for 6 and 12     in blocks with activation checkpointing (execution.checkpoint_activations); by segment
                               also 8 and 6 for 6 and 4 in every other matrix but the head, and in every read before it
+    8 for 6                   in the head, where the logits are too many to exist at once (`models/token_losses.py`)
 
 Memory: weights, gradients and optimizer moments; saved activations of a micro-batch (`planning/activations.py`) times
 the number of micro-batches in flight; and temporary tensors of a running segment. Bytes of tensors only: Python, torch
@@ -24,12 +25,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from thinpipe.config.model import ModelConfig
+from thinpipe.config.model_family import AttentionKernel, vocabulary_chunk
 from thinpipe.config.offload import streamed_nbytes
 from thinpipe.config.parameter_shapes import ParameterGroup, SegmentShapes, segment_shapes
 from thinpipe.config.precision import AUTO_RECIPES, Precision
 from thinpipe.config.run import RunConfig
 from thinpipe.pipeline.placement import in_flight_microbatches
-from thinpipe.planning.activations import count_saved_activations
+from thinpipe.planning.activations import count_saved_activations, masters_on_host
 from thinpipe.planning.partition import SegmentNeeds
 
 
@@ -51,6 +53,8 @@ class SegmentCost:
     """Additional bytes while the segment computes."""
     offloaded_nbytes: int = 0
     """Part of `optimiser_nbytes` that is in the host's memory, if the device has memory of its own."""
+    masters_nbytes: int = 0
+    """Part of `weights_nbytes` that is in the host's memory in float32, with bfloat16 copies on the device."""
     update_nbytes: int = 0
     """Bytes that a device with memory of its own needs during the update, when activations are gone: slices in float32,
     optimizer state that comes from the host and returns."""
@@ -64,20 +68,31 @@ class SegmentCost:
         return self.forward_flops_per_token + self.backward_flops_per_token
 
     @property
+    def host_nbytes(self) -> int:
+        """Bytes of the host's memory."""
+        return self.offloaded_nbytes + self.masters_nbytes
+
+    @property
+    def device_weights_nbytes(self) -> int:
+        """Bytes of the weights on a device with memory of its own."""
+        return self.weights_nbytes - self.masters_nbytes // 2
+
+    @property
     def state_nbytes(self) -> int:
         """Bytes of weights and optimizer moments: the segment's checkpoint size without codec state."""
         return self.weights_nbytes + self.optimiser_nbytes
 
 
-def segment_costs(model: ModelConfig, config: RunConfig) -> list[SegmentCost]:
+def segment_costs(model: ModelConfig, config: RunConfig, attention: AttentionKernel = "fused") -> list[SegmentCost]:
     """Costs of every segment, in model order, without what the segments of a machine share (`shared_nbytes`).
 
-    With `training.precision` auto, which depends on the device, the larger figures of the recipes that it may choose.
+    `attention`: the kernel of the machine. With `training.precision` auto, which depends on the device, the larger
+    figures of the recipes that it may choose.
     """
     if config.training.precision == "auto":
-        choices = [segment_costs(model, with_precision(config, recipe)) for recipe in AUTO_RECIPES]
+        choices = [segment_costs(model, with_precision(config, recipe), attention) for recipe in AUTO_RECIPES]
         return [_larger(costs) for costs in zip(*choices, strict=True)]
-    return [_cost(model, config, index, shapes) for index, shapes in enumerate(segment_shapes(model))]
+    return [_cost(model, config, index, shapes, attention) for index, shapes in enumerate(segment_shapes(model))]
 
 
 def segment_needs(
@@ -93,7 +108,7 @@ def segment_needs(
         SegmentNeeds(
             flops_per_token=cost.flops_per_token,
             memory_nbytes=memory_nbytes(cost, config, in_flight_microbatches(index, count, processes or count, config)),
-            host_nbytes=cost.offloaded_nbytes,
+            host_nbytes=cost.host_nbytes,
         )
         for index, cost in enumerate(costs)
     ]
@@ -105,7 +120,8 @@ def memory_nbytes(cost: SegmentCost, config: RunConfig, n_microbatches: int) -> 
     activations; the update comes when activations are gone."""
     held = n_microbatches * cost.activation_nbytes + cost.peak_extra_nbytes
     backward = cost.gradients_nbytes + held if config.microbatches > 1 else max(cost.gradients_nbytes, held)
-    return cost.state_nbytes - cost.offloaded_nbytes + max(backward, cost.gradients_nbytes + cost.update_nbytes)
+    state = cost.device_weights_nbytes + cost.optimiser_nbytes - cost.offloaded_nbytes
+    return state + max(backward, cost.gradients_nbytes + cost.update_nbytes)
 
 
 def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
@@ -130,6 +146,11 @@ def with_precision(config: RunConfig, precision: Precision) -> RunConfig:
     return replace(config, training=replace(config.training, precision=precision))
 
 
+def without_offload(config: RunConfig) -> RunConfig:
+    """Settings as a device has them that computes in the host's memory."""
+    return replace(config, training=replace(config.training, offload="none"))
+
+
 def _larger(costs: Sequence[SegmentCost]) -> SegmentCost:
     """The first, with the largest activations of all."""
     return replace(
@@ -139,13 +160,16 @@ def _larger(costs: Sequence[SegmentCost]) -> SegmentCost:
     )
 
 
-def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> SegmentCost:
+def _cost(
+    model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes, attention: AttentionKernel
+) -> SegmentCost:
     recipe, rule = config.planned_recipe, config.optimizer.second_moment
     numel, itemsize = sum(each.numel for each in shapes.unique_parameters), recipe.itemsize
     moments = [recipe.moments_nbytes(each.shape, each.second_moment_numel(rule)) for each in shapes.unique_parameters]
     is_offloaded = config.training.offload == "optimizer"
+    masters = [itemsize * each.numel for each in masters_on_host(config, shapes.block)] * len(shapes.blocks)
     forward, backward = _flops_per_token(model, config, index, shapes)
-    saved = count_saved_activations(model, config, index, shapes)
+    saved = count_saved_activations(model, config, index, shapes, attention)
     return SegmentCost(
         parameters=numel,
         forward_flops_per_token=forward,
@@ -154,18 +178,24 @@ def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShap
         gradients_nbytes=numel * itemsize,
         optimiser_nbytes=sum(moments),
         offloaded_nbytes=sum(moments) if is_offloaded else 0,
+        masters_nbytes=sum(masters),
         update_nbytes=recipe.update_nbytes(each.shape for each in shapes.unique_parameters)
-        + (_streamed_nbytes(shapes, moments) if is_offloaded else 0),
+        + (_streamed_nbytes(config, shapes, moments) if is_offloaded else 0),
         activation_nbytes=saved.nbytes,
         peak_extra_nbytes=saved.peak_extra_nbytes,
         tables_nbytes=itemsize * sum(each.numel for each in shapes.unique_parameters if each.is_table),
     )
 
 
-def _streamed_nbytes(shapes: SegmentShapes, moments: Sequence[int]) -> int:
-    """Bytes of the buffers through which offloaded moments pass; `moments`: bytes of each parameter's."""
+def _streamed_nbytes(config: RunConfig, shapes: SegmentShapes, moments: Sequence[int]) -> int:
+    """Bytes of the buffers through which offloaded state passes; `moments`: bytes of each parameter's."""
+    masters, itemsize = masters_on_host(config, shapes.block), config.planned_recipe.itemsize
+    state = [
+        nbytes + (itemsize * each.numel if each in masters else 0)
+        for each, nbytes in zip(shapes.unique_parameters, moments, strict=True)
+    ]
     rows = [each.shape[0] for each in shapes.unique_parameters]
-    return streamed_nbytes([(count, nbytes // count) for count, nbytes in zip(rows, moments, strict=True)])
+    return streamed_nbytes([(count, nbytes // count) for count, nbytes in zip(rows, state, strict=True)])
 
 
 def _flops_per_token(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> tuple[float, float]:
@@ -175,10 +205,13 @@ def _flops_per_token(model: ModelConfig, config: RunConfig, index: int, shapes: 
     one_read = 2 * model.dim * (model.subspace.width or 0)
     reads, last_reads = _reads_of_basis(model, index, shapes)
     tracked = 2 * one_read if shapes.last and config.basis.interval > 0 else 0
-    recomputed = {"none": 0, "block": blocks, "segment": blocks + ends - head + (reads - last_reads) * one_read}
+    checkpointed = {"none": 0, "block": blocks, "segment": blocks + ends - head + (reads - last_reads) * one_read}
+    recomputed = checkpointed[config.execution.checkpoint_activations]
+    tokens = config.microbatch_size * config.training.seq_len
+    if vocabulary_chunk(tokens, model.vocab_size) < model.vocab_size:
+        recomputed += head
     forward = blocks + ends + reads * one_read
-    backward = 2 * (blocks + ends) + reads * one_read + recomputed[config.execution.checkpoint_activations] + tracked
-    return float(forward), float(backward)
+    return float(forward), float(2 * (blocks + ends) + reads * one_read + recomputed + tracked)
 
 
 def _matmul_numel(group: ParameterGroup) -> int:

@@ -35,7 +35,7 @@ from thinpipe.pipeline.boundary_methods import boundary_method
 from thinpipe.pipeline.placement import place
 from thinpipe.pipeline.runner import Runner, TwinRunner
 from thinpipe.pipeline.sanity import MessageSanityCheck
-from thinpipe.pipeline.stage_module import StageModule, token_losses
+from thinpipe.pipeline.stage_module import StageModule
 from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, Subspace, rebase_squares
 from thinpipe.training.faults import Fault, find_fault
 from thinpipe.transport.collectives import Collectives, collectives_for
@@ -383,12 +383,12 @@ class Engine:
 
 
 @torch.no_grad()
-def mean_loss(model: Model | nn.Module, batches: Iterable[Ids], device: torch.device | str) -> tuple[float, int]:
+def mean_loss(model: Model, batches: Iterable[Ids], device: torch.device | str) -> tuple[float, int]:
     """Mean loss over all tokens of all batches (of any size) and the number of tokens. No boundary encoding."""
     total, tokens = 0.0, 0
     for ids_BW in batches:
         ids = torch.from_numpy(ids_BW).to(device)
-        losses = token_losses(model(ids[:, :-1]), ids)
+        losses = model(ids[:, :-1], targets_BT=ids[:, 1:])
         total += losses.cpu().double().sum().item()
         tokens += losses.numel()
     return total / max(1, tokens), tokens
