@@ -108,6 +108,12 @@ def model_settings(family, model="dense"):
     return ModelSettings(preset=smallest, n_layers=2, boundaries=(1,), dropout=dropout, **MODELS[model])
 
 
+def _executions():
+    """(setting, value) for every value that is not the default."""
+    for field in (field for field in fields(ExecutionConfig) if field.name != "compile"):
+        yield from ((field.name, value) for value in values_of(ExecutionConfig, field.name) if value != field.default)
+
+
 def trainings():
     """Families, kinds of model, optimisers, precisions, places of the optimiser's state and ways to execute: rows in
     which every two of them meet."""
@@ -117,7 +123,7 @@ def trainings():
         "second_moment": values_of(OptimizerConfig, "second_moment"),
         "precision": [name for name in values_of(TrainingConfig, "precision") if name not in ("auto", "fp64")],
         "offload": values_of(TrainingConfig, "offload"),
-        "execution": ["plain", *(field.name for field in fields(ExecutionConfig) if field.name != "compile")],
+        "execution": ["plain", *_executions()],
     }
 
     def allowed(model, second_moment, **_row):

@@ -265,7 +265,7 @@ def training_settings(family, model, second_moment, precision, offload, executio
     config = run_settings(
         model_settings(family, model),
         optimizer=OptimizerConfig(second_moment=second_moment),
-        execution=ExecutionConfig(**({} if execution == "plain" else {execution: True})),
+        execution=ExecutionConfig(**({} if execution == "plain" else dict([execution]))),
     )
     return replace(config, training=replace(config.training, precision=precision, offload=offload))
 
