@@ -166,6 +166,7 @@ def test_sums_start_anew_and_are_drawn_from_step_name_and_micro_batch():
         return parameter.grad
 
     expected = sum_of("a", 1)
+    assert float(expected.float().mean()) == pytest.approx(3 + 3 / 128, rel=1e-3)
     assert torch.equal(sum_of("a", 1), expected)
     assert not torch.equal(sum_of("b", 1), expected)
     assert not torch.equal(sum_of("a", 2), expected)

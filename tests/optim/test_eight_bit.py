@@ -42,7 +42,7 @@ def test_what_was_decoded_is_encoded_to_the_same_codes(dtype):
 @pytest.mark.parametrize("dtype", [FIRST, SECOND], ids=["first", "second"])
 def test_rounding_keeps_the_mean(dtype):
     values = draw(256, 2, signed=dtype == FIRST)
-    count = 4000
+    count = 1000
     mean = sum(decode(*encode(values, dtype, noise(values, seed))).double() for seed in range(count)) / count
     deviation = values.abs() / 16 / count**0.5  # half of the largest step
     assert float(((mean - values) / deviation).abs().max()) < 5

@@ -23,9 +23,8 @@ class GradientSums:
     def __init__(self, parameters: Mapping[str, nn.Parameter], *, seed: int) -> None:
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
         self.seed, self.step = seed, 0
-        self._sums: dict[Tensor, Tensor] = {}
-        self._counts: dict[Tensor, int] = {}
-        """Micro-batches in each sum."""
+        self._sums: dict[Tensor, tuple[int, Tensor]] = {}
+        """By parameter: number of micro-batches so far, and the sum of their gradients."""
         for parameter in parameters.values():
             parameter.register_post_accumulate_grad_hook(self._add)
 
@@ -33,14 +32,13 @@ class GradientSums:
         """Starts new sums, for the step with this index."""
         self.step = step
         self._sums.clear()
-        self._counts.clear()
 
     @torch.no_grad()
     def _add(self, parameter: Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
-        microbatch = self._counts[parameter] = self._counts.get(parameter, -1) + 1
-        total = self._sums.setdefault(parameter, gradient)
+        microbatch, total = self._sums.get(parameter, (0, gradient))
+        self._sums[parameter] = microbatch + 1, total
         if microbatch == 0:
             return
         words = self.seed, "gradient", self.step, self.names[parameter], microbatch
@@ -51,7 +49,7 @@ class GradientSums:
 
     def finish(self) -> None:
         """Puts the sums into `grad`, after the last micro-batch."""
-        for parameter, total in self._sums.items():
+        for parameter, (_count, total) in self._sums.items():
             parameter.grad = total
 
 
