@@ -109,12 +109,14 @@ def model_settings(family, model="dense"):
 
 
 def trainings():
-    """Families, kinds of model, optimisers, precisions and ways to execute: rows in which every two of them meet."""
+    """Families, kinds of model, optimisers, precisions, places of the optimiser's state and ways to execute: rows in
+    which every two of them meet."""
     axes = {
         "family": [*FAMILIES],
         "model": [*MODELS],
         "second_moment": values_of(OptimizerConfig, "second_moment"),
         "precision": [name for name in values_of(TrainingConfig, "precision") if name not in ("auto", "fp64")],
+        "offload": values_of(TrainingConfig, "offload"),
         "execution": ["plain", *(field.name for field in fields(ExecutionConfig) if field.name != "compile")],
     }
 

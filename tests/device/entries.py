@@ -261,13 +261,13 @@ def entries():
     yield Entry("command line", family, partial(commands, family))
 
 
-def training_settings(family, model, second_moment, precision, execution):
+def training_settings(family, model, second_moment, precision, offload, execution):
     config = run_settings(
         model_settings(family, model),
         optimizer=OptimizerConfig(second_moment=second_moment),
         execution=ExecutionConfig(**({} if execution == "plain" else {execution: True})),
     )
-    return replace(config, training=replace(config.training, precision=precision))
+    return replace(config, training=replace(config.training, precision=precision, offload=offload))
 
 
 def text_of_boundary(boundary):

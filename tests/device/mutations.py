@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "thinpipe"
 MODULES = ("device/host_copies.py", "pipeline/p2p.py")
 TESTS = [
-    f"tests/device/test_copies.py::{name}" for name in ("TestToTheHost", "TestToTheDevice", "TestSendsAndReceives")
+    f"tests/device/test_copies.py::{name}"
+    for name in ("TestToTheHost", "TestToTheDevice", "TestThroughTheDevice", "TestSendsAndReceives")
 ]
 """Tests that end at once when something is missing, and wait for no message that was never sent."""
 ORDERING = {"wait", "wait_event", "wait_for", "wait_stream", "record", "record_event", "record_stream", "synchronize"}

@@ -212,7 +212,12 @@ Memory* new_memory(std::shared_ptr<void> owner, void* data, size_t nbytes, int d
   Lock lock(all.lock);
   auto* bytes = static_cast<char*>(data);
   auto* memory = new Memory{std::move(owner), bytes, nbytes, device, stream, ++all.memories, {}, {}, {}};
-  if (device == kPinnedHost) all.pinned[bytes] = memory;
+  if (device == kPinnedHost) {
+    all.pinned[bytes] = memory;
+  } else if (const uint64_t now = all.streams[stream].clock[stream]; now > all.host[stream]) {
+    // As of a caching allocator: work that the stream was given before may still be using the bytes.
+    memory->accesses.push_back({0, nbytes, true, std::make_shared<const Launch>(Launch{"earlier work", stream, now})});
+  }
   return memory;
 }
 

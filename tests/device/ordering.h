@@ -5,7 +5,8 @@
 // whatever the clock's owner does next. An event carries the clock of its stream; a stream or the host that waits for
 // the event joins that clock into its own. Two launches that touch the same bytes, one of them writing, are a race
 // unless the clock of the later one covers the earlier one. The bytes of a tensor are taken to be all from its first to
-// its last: two streams that work on different columns of a matrix are said to race.
+// its last: two streams that work on different columns of a matrix are said to race. New memory counts as written by
+// all earlier work of the stream that was current when the memory was allocated: that work may have used it before.
 //
 // All threads of the host share one clock: what one thread has waited for counts as waited for by all, because the
 // locks and queues with which Python threads wait for each other cannot be seen from here.

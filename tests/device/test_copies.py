@@ -1,4 +1,5 @@
-"""Copies of messages between `sim` and the host, and their way to a neighbour, in 20 orders in which threads may meet.
+"""Copies of messages and of the optimiser's state between `sim` and the host, and the way of messages to a neighbour,
+in 20 orders in which threads may meet.
 
 Each statement that orders a copy is needed by one of these tests: `python -m tests.device.mutations` deletes each in
 turn.
@@ -13,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from thinpipe.device.host_copies import CopyToHost, host_buffer, to_device
+from thinpipe.device.host_copies import CopyToHost, host_buffer, pinned, stream_through, to_device
 from thinpipe.pipeline.p2p import P2PReceiver, P2PSender
 from thinpipe.transport.labels import Label
 
@@ -101,6 +102,35 @@ class TestToTheDevice:
         changed = [one + 1 for one in arrived]
         del arrived
         assert [one.cpu().unique().tolist() for one in changed] == [[1], [2], [3]]
+
+
+@pytest.mark.usefixtures("seed")
+class TestThroughTheDevice:
+    def state(self, batches):
+        """Batches of tensors with unlike shapes and data types, in pinned memory."""
+        return [
+            [pinned(message(number, "cpu")), pinned(torch.full((5, 3), float(number))), pinned(torch.tensor([number]))]
+            for number in range(batches)
+        ]
+
+    @pytest.mark.parametrize("batches", [0, 1, 2, 5])
+    def test_what_is_changed_on_the_device_is_on_the_host_in_the_end(self, sim, batches):
+        state, wanted = self.state(batches), [[tensor + 1 for tensor in batch] for batch in self.state(batches)]
+        message(7, "sim")  # whose memory the buffers may be given
+        for copies in stream_through(state, torch.device("sim")):
+            for copy in copies:
+                copy.add_(1)
+        for batch, wanted_batch in zip(state, wanted, strict=True):
+            assert [*map(torch.equal, batch, wanted_batch)] == [True] * 3
+        assert sim.counts()["to_device_non_blocking"] == sim.counts()["to_host_non_blocking"] == 3 * batches
+        assert (sim.counts()["synchronize_stream"], *(WAITS & sim.counts().keys())) == (1, "synchronize_stream")
+
+    def test_memory_for_two_batches_is_taken_and_given_back(self, sim):
+        before, state = sim.memory_allocated(), self.state(5)
+        sim.reset_peak_memory_stats()
+        assert sum(len(copies) for copies in stream_through(state, torch.device("sim"))) == 15
+        assert sim.max_memory_allocated() - before == 2 * (NBYTES + 2 * 256)
+        assert sim.memory_allocated() == before
 
 
 @pytest.mark.usefixtures("seed")

@@ -23,6 +23,25 @@ def race(*parts):
     return pytest.raises(RuntimeError, match="(?s)race on the device sim: .*" + ".*".join(parts))
 
 
+class TestNewMemory:
+    """An allocator gives memory that was freed on a stream to the next tensor of the stream, in its order."""
+
+    def test_is_used_on_another_stream_at_once(self, side):
+        torch.ones(4, device="sim")
+        fresh, host = torch.empty(4, device="sim"), torch.ones(4).pin_memory()
+        with side, race("copy to the device", "writes storage #", "earlier work", "default stream"):
+            fresh.copy_(host, non_blocking=True)
+
+    def test_is_used_after_waiting_for_its_stream(self, side):
+        torch.ones(4, device="sim")
+        fresh, host = torch.empty(4, device="sim"), torch.ones(4).pin_memory()
+        side.wait_stream(compute())
+        with side:
+            fresh.copy_(host, non_blocking=True)
+        side.synchronize()
+        assert fresh.tolist() == [1, 1, 1, 1]
+
+
 class TestACopyOnASideStream:
     """Device to host on a stream of its own, as messages leave a stage."""
 

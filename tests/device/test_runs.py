@@ -10,7 +10,7 @@ import pytest
 from tests.device.sim import environment
 from tests.device.test_copies import WAITS
 from tests.device.transfers import measure
-from tests.programs import steps_of, train_with_hub
+from tests.programs import files_of, steps_of, train_with_hub
 from tests.train.test_processes import ENVIRONMENT, finish, placed, start
 from tests.transport.processes import free_port, group_environment
 from thinpipe.config.boundary import BoundaryConfig
@@ -120,6 +120,32 @@ def test_dropout_and_rounding_are_those_of_the_cpu(gpt2_config):
     code, printed = finish(start(split, ENVIRONMENT | environment(SIM_NO_F64=1)))
     assert code == 0, printed
     assert numbers(split) == numbers(whole)
+
+
+def offloaded(config):
+    return replace(config, training=replace(config.training, offload="optimizer"))
+
+
+def test_processes_with_their_state_on_the_host_equal_one_without(expected, run_config):
+    config = offloaded(on("sim", placed(run_config, 2, "any"), "offloaded"))
+    code, printed = finish(start(config, ENVIRONMENT | environment(SIM_NO_F64=1)))
+    assert code == 0, printed
+    assert numbers(config) == expected
+    assert files_of(config, 12) == files_of(on("sim", run_config), 12)
+
+
+@pytest.mark.parametrize("devices", [("sim", "sim"), ("sim", "cpu"), ("cpu", "sim")], ids=" to ".join)
+@pytest.mark.parametrize("first", [True, False], ids=["with offload first", "without offload first"])
+def test_a_run_goes_on_with_its_state_elsewhere(devices, first, expected, run_config):
+    """A checkpoint does not tell where the optimiser's state was."""
+    whole, resumed = (on(device, run_config, f"{number}-on-{device}") for number, device in enumerate(devices))
+    whole, resumed = (offloaded(whole), resumed) if first else (whole, offloaded(resumed))
+    Trainer(whole).train()
+    place = Path("checkpoints/step-00000004")
+    shutil.copytree(whole.job.dump_folder / place, resumed.job.dump_folder / place)
+    Trainer(resumed).train()
+    assert numbers(resumed) == expected[4:]
+    assert files_of(resumed, 12) == files_of(whole, 12)
 
 
 @pytest.mark.parametrize("devices", [("sim", "cpu"), ("cpu", "sim")], ids=" to ".join)

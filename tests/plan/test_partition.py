@@ -14,12 +14,20 @@ FAST = 1e9
 TRAFFIC = Traffic(forward_nbytes=34, backward_nbytes=32)
 
 
-def machine(name, flops=1e12, memory=10**10, up=FAST, down=FAST, excluded=frozenset()):
-    return Machine(name=name, flops=flops, memory_nbytes=memory, up_bps=up, down_bps=down, excluded=excluded)
+def machine(name, flops=1e12, memory=10**10, up=FAST, down=FAST, excluded=frozenset(), host=None):
+    return Machine(
+        name=name,
+        flops=flops,
+        memory_nbytes=memory,
+        host_memory_nbytes=host,
+        up_bps=up,
+        down_bps=down,
+        excluded=excluded,
+    )
 
 
-def need(flops=1e9, memory=10**9):
-    return SegmentNeeds(flops_per_token=flops, memory_nbytes=memory)
+def need(flops=1e9, memory=10**9, host=0):
+    return SegmentNeeds(flops_per_token=flops, memory_nbytes=memory, host_nbytes=host)
 
 
 def slowest(stages, needs, hub_bps, traffic):
@@ -27,7 +35,11 @@ def slowest(stages, needs, hub_bps, traffic):
     forward, backward = 8 * traffic.forward_nbytes, 8 * traffic.backward_nbytes
     times = [(len(stages) - 1) * (forward + backward) / hub_bps]
     for index, (host, segments) in enumerate(stages):
-        if sum(needs[index].memory_nbytes for index in segments) > host.memory_nbytes:
+        on_device = sum(needs[index].memory_nbytes for index in segments)
+        on_host = sum(needs[index].host_nbytes for index in segments)
+        if host.host_memory_nbytes is None:
+            on_device, on_host = on_device + on_host, 0
+        if on_device > host.memory_nbytes or on_host > (host.host_memory_nbytes or 0):
             return float("inf")
         if host.excluded.intersection(segments):
             return float("inf")
@@ -54,18 +66,27 @@ def best_of_all(needs, machines, hub_bps, traffic):
 
 machines = st.lists(
     st.builds(
-        lambda flops, memory, up, down, excluded: (flops * 1e11, memory * 10**9, up * 1e6, down * 1e6, excluded),
+        lambda flops, memory, up, down, excluded, host: (
+            *(flops * 1e11, memory * 10**9, up * 1e6, down * 1e6, excluded),
+            host if host is None else host * 10**9,
+        ),
         st.integers(1, 20),
         st.integers(1, 8),
         st.sampled_from([0.05, 0.2, 1, 10]),
         st.sampled_from([0.05, 0.2, 1, 10]),
         st.one_of(st.just(frozenset()), st.frozensets(st.integers(0, 5), max_size=3)),
+        st.one_of(st.none(), st.integers(1, 6)),
     ),
     min_size=1,
     max_size=4,
 )
 segments = st.lists(
-    st.builds(lambda flops, memory: need(flops * 1e8, memory * 10**8), st.integers(5, 30), st.integers(5, 25)),
+    st.builds(
+        lambda flops, memory, host: need(flops * 1e8, memory * 10**8, host * 10**8),
+        st.integers(5, 30),
+        st.integers(5, 25),
+        st.sampled_from([0, 10, 20]),
+    ),
     min_size=1,
     max_size=6,
 )
@@ -184,3 +205,13 @@ def test_no_more_machines_than_there_may_be():
     hosts = [machine(name) for name in "abcd"]
     found = make_partition([need()] * 4, hosts, TRAFFIC, hub_up_bps=FAST, hub_down_bps=FAST, max_machines=2)
     assert [len(segments) for _, segments in found.stages] == [2, 2]
+
+
+def test_a_host_without_room_for_what_is_offloaded_is_said():
+    cards = [machine("a", host=10**9), machine("b", host=10**9)]
+    with pytest.raises(UserError, match=r"segment 1 needs 2 GB of host memory, .* the largest has 1 GB"):
+        make_partition([need(), need(host=2 * 10**9)], cards, TRAFFIC, hub_up_bps=FAST, hub_down_bps=FAST)
+    found = make_partition(
+        [need(), need(host=2 * 10**9)], [machine("cpu")], TRAFFIC, hub_up_bps=FAST, hub_down_bps=FAST
+    )
+    assert found.stages == (("cpu", range(2)),)

@@ -1,5 +1,7 @@
 """Peak memory of two training steps of whole models, in a process that does nothing else. Linux only.
 
+On the CPU it is the resident set, on the device `sim` what its allocator has given out.
+
 `python -m tests.train.step_memory '<JSON>'` prints bytes for every list of settings; `read_peaks` starts it. Like
 `benchmarks.step.peak_memory`, but with the engine of a run: every family, micro-batches, inner boundaries.
 """
@@ -13,8 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import torch
 
 from benchmarks.step.peak_memory import RETURN_BLOCKS_AT_ONCE
+from tests.device.sim import environment as environment_of_sim
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import from_table
 from thinpipe.core.peak_memory import peak_resident_nbytes
@@ -27,10 +31,10 @@ def run_config(sections):
     return from_table({"lr_scheduler": {"warmup_steps": 1}, **sections}, RunConfig, where="test")
 
 
-def read_peaks(cases):
+def read_peaks(cases, *, on_sim=False):
     """Of each, in bytes beside what the process had before."""
     command = [sys.executable, "-m", "tests.train.step_memory", json.dumps(cases)]
-    environment = {**os.environ, **RETURN_BLOCKS_AT_ONCE}
+    environment = {**os.environ, **RETURN_BLOCKS_AT_ONCE, **(environment_of_sim() if on_sim else {})}
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
@@ -58,15 +62,27 @@ def load_libraries():
                 run_steps(run_config({"model": model, "training": training, "execution": execution}), 64)
 
 
+def resident_peak(config):
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the highest resident set so far
+    run_steps(config, VOCABULARY)
+    return peak_resident_nbytes() - before
+
+
+def allocated_peak(config):
+    gc.collect()
+    before = torch.accelerator.memory_allocated()
+    torch.accelerator.reset_peak_memory_stats()
+    run_steps(config, VOCABULARY)
+    return torch.accelerator.max_memory_allocated() - before
+
+
 def main():
-    load_libraries()
-    peaks = []
-    for sections in json.loads(sys.argv[1]):
-        gc.collect()
-        before = psutil.Process().memory_info().rss
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the highest resident set so far
-        run_steps(run_config(sections), VOCABULARY)
-        peaks.append(peak_resident_nbytes() - before)
+    cases = [run_config(sections) for sections in json.loads(sys.argv[1])]
+    if any(config.training.device == "cpu" for config in cases):
+        load_libraries()
+    peaks = [resident_peak(config) if config.training.device == "cpu" else allocated_peak(config) for config in cases]
     print(json.dumps(peaks))
 
 

@@ -20,7 +20,7 @@ from thinpipe.config.precision import recipe_names
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import NUMERICS_VERSION
 from thinpipe.models import Model, ModelConfig
-from thinpipe.optim.rowwise_adamw import second_moment_shape
+from thinpipe.optim.rowwise_adamw import RowwiseAdamW, second_moment_shape
 from thinpipe.subspace import Basis, GrassmannTracker, Subspace
 
 _RUN, _LAST = "run", "last"
@@ -65,6 +65,24 @@ def model_config_of(checkpoint: Checkpoint) -> ModelConfig:
     return model_of_manifest(manifest.family, manifest.model, where=str(checkpoint.path))
 
 
+def refuse_other_model(asked: ModelConfig, checkpoint: Checkpoint) -> None:
+    """Raises UserError, with what differs, unless the checkpoint has this model."""
+    saved = model_config_of(checkpoint)
+    if asked == saved:
+        return
+    first, second = asdict(asked), asdict(saved)
+    differing = [
+        f"{key} is {first.get(key)} in the settings and {second.get(key)} there"
+        for key in first
+        if first[key] != second.get(key)
+    ]
+    raise UserError(
+        f"the checkpoint {checkpoint.path} has another model than the settings "
+        f"({'; '.join(differing) or 'another family'}): choose another job.dump_folder, or the model "
+        "settings that this run began with"
+    )
+
+
 def layers_of(parameters: Iterable[str]) -> list[str]:
     """Layers that hold these parameters (by name), and the layer `run`."""
     return [*dict.fromkeys(_layer_of(name) for name in parameters), _RUN]
@@ -95,7 +113,7 @@ def restore(
     checkpoint: Checkpoint,
     parameters: Mapping[str, nn.Parameter],
     space: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: RowwiseAdamW | None = None,
     tracker: GrassmannTracker | None = None,
 ) -> None:
     """Restores the saved state in place; without an optimizer and tracker, only weights and basis.
@@ -138,7 +156,7 @@ def _moments(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -
 
 
 def _set_moments(
-    optimizer: torch.optim.Optimizer,
+    optimizer: RowwiseAdamW,
     parameter: nn.Parameter,
     name: str,
     tensors: Mapping[str, Tensor],
@@ -159,7 +177,7 @@ def _set_moments(
             f"{checkpoint.path} was saved with another optimizer.second_moment than {group['second_moment']!r}: "
             "go on with the old one, or start a new run from it with model.initial"
         )
-    optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in saved.items()}
+    optimizer.set_state(parameter, saved)
 
 
 def _refuse_other_dtype(parameter: nn.Parameter, saved: Tensor, checkpoint: Checkpoint) -> None:

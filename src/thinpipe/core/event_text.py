@@ -44,7 +44,8 @@ def format_event(event: AnyEvent) -> str:
         case Started():
             origin = f"resumed from {event.resumed_from}" if event.resumed_from else "new run"
             changes = f"; changed: {', '.join(event.changed)}" if event.changed else ""
-            return f"{origin}, {event.parameters:,} trainable parameters{changes}"
+            precision = "".join(f", precision {each}" for each in dict.fromkeys(event.precisions))
+            return f"{origin}, {event.parameters:,} trainable parameters{precision}{changes}"
         case Step():
             return (
                 f"loss: {event.loss:7.4f}  grad_norm: {event.grad_norm:7.4f}  "

@@ -39,6 +39,8 @@ class Started(Event, frozen=True, kw_only=True, tag="started"):
     """Segment indices of each process."""
     device_classes: list[str] = []
     """Class of each process's device (`device.device_class`); empty in logs of versions that did not record it."""
+    precisions: list[str] = []
+    """Precision recipe of each process, and for training.precision = "auto" why; empty in older logs."""
 
 
 class LinkTraffic(msgspec.Struct, frozen=True, kw_only=True):

@@ -139,7 +139,7 @@ def _memory(config: RunConfig, model: ModelConfig) -> Finding:
     except UserError as error:
         return problem("memory", str(error), "Correct the run's settings.")
     needs = segment_needs(segment_costs(model, here), here)
-    largest = max(each.memory_nbytes for each in needs) + shared_nbytes(model, here)
+    largest = max(fit.budget.device_nbytes(each) for each in needs) + shared_nbytes(model, here)
     if len(needs) > 1:
         text += f". Its largest segment alone needs {format_bytes(largest)}"
     if need.fits:
@@ -156,10 +156,11 @@ def assigned_memory_finding(folder: Path, segments: int, device: str) -> Finding
         return not_checked("memory", "the hub has not assigned segments to this machine yet")
     config = from_table(tomllib.loads(newest.manifest.run), RunConfig, where=str(newest.path))
     model = model_config_of(newest)
-    needs = [need.memory_nbytes for need in segment_needs(segment_costs(model, config), config)]
+    budget = device_budget(choose_device(device))
+    needs = [budget.device_nbytes(need) for need in segment_needs(segment_costs(model, config), config)]
     spans = [sum(needs[start : start + segments]) for start in range(len(needs) - segments + 1)]
     wanted = max(spans, default=sum(needs)) + shared_nbytes(model, config)
-    usable = device_budget(choose_device(device)).offered_nbytes()
+    usable = budget.offered_nbytes()
     text = f"{format_bytes(usable)} of memory usable; {segments} segment(s) need {format_bytes(wanted)}"
     if wanted > usable:
         return problem(

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinpipe.config.precision import MOMENT_BLOCK, is_eight_bit
+from thinpipe.config.precision import DEVICE_SLICE, MOMENT_BLOCK, is_eight_bit, slice_rows
 from thinpipe.device.counter_random import random_bits, round_to_bf16
 from thinpipe.optim.eight_bit import decode, empty_codes, encode
 
-_CPU_SLICE, _DEVICE_SLICE = 1 << 17, 1 << 22
-"""Most numbers of a parameter that are float32 at a time: few enough for the cache of a CPU, enough to fill an
-accelerator. Results do not depend on it."""
+_CPU_SLICE = 1 << 17
+"""Most numbers of a parameter that a CPU updates at a time: few enough for its cache. Results do not depend on it."""
 _MOMENT_CODES = {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}
 
 Rule = Callable[[Tensor, Tensor, dict[str, Any]], None]
@@ -39,26 +38,28 @@ def start_state(parameter: Tensor, second_moment_shape: torch.Size) -> dict[str,
 
 def step_bf16(
     parameter: Tensor,
+    gradient: Tensor,
     state: dict[str, Any],
     rule: Rule,
     *,
     gradient_factor: float,
     sliced: bool,
     words: tuple[Any, ...],
+    start: int = 0,
 ) -> None:
     """Updates `parameter` and its optimiser `state` in place.
 
     `gradient_factor`: factor on the gradient, applied in float32. `sliced`: False for a rule that needs the whole
-    parameter at once. `words`: seed and name, from which random bits are drawn.
+    parameter at once. `words`: seed and name, from which random bits are drawn. `start`: position of the first
+    number, where `parameter` is a slice of a larger one.
     """
-    gradient, updated = parameter.grad, state["step"]
-    assert gradient is not None
+    updated = state["step"]
     for rows in row_slices(parameter) if sliced else [slice(0, len(parameter))]:
         weights = parameter[rows].float()
         wide = {"step": state["step"]} | {name: read_moment(state, name, rows) for name in _MOMENT_CODES}
         rule(weights, gradient[rows].float().mul_(gradient_factor), wide)
         updated = wide["step"]
-        bits = random_bits(weights, *words, int(updated), start=_numbers(parameter, rows).start)
+        bits = random_bits(weights, *words, int(updated), start=start + _numbers(parameter, rows).start)
         for name, shift in (("exp_avg", 16), ("exp_avg_sq", 24)):
             write_moment(state, name, wide[name], rows, (bits >> shift).bitwise_and_(0xFF))
         parameter[rows] = round_to_bf16(weights, bits)
@@ -67,8 +68,7 @@ def step_bf16(
 
 def row_slices(parameter: Tensor) -> Iterator[slice]:
     """Slices of rows (first axis), which begin at whole blocks of 8-bit moments whatever the width of a row is."""
-    limit = _CPU_SLICE if parameter.device.type == "cpu" else _DEVICE_SLICE
-    count = max(1, limit // max(1, parameter[0].numel()) // MOMENT_BLOCK) * MOMENT_BLOCK
+    count = slice_rows(parameter.shape, _CPU_SLICE if parameter.device.type == "cpu" else DEVICE_SLICE)
     return (slice(start, min(start + count, len(parameter))) for start in range(0, len(parameter), count))
 
 

@@ -12,6 +12,7 @@ updated by the same rules in float32 (`bf16_update`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from inspect import unwrap
 from typing import Any, Literal
@@ -20,8 +21,10 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from thinpipe.device.host_copies import has_pinned_memory
 from thinpipe.optim.adamw_moments import update_moments
 from thinpipe.optim.bf16_update import read_moment, start_state, step_bf16, write_moment
+from thinpipe.optim.parameter_parts import Batch, Part, State, on_device, streamed, to_host
 from thinpipe.optim.stiefel import step_orthonormal
 from thinpipe.subspace.parameter_tags import Coordinates, coordinates_of, is_orthonormal
 
@@ -94,7 +97,8 @@ def _decay_and_add(
 class RowwiseAdamW(torch.optim.Optimizer):
     """AdamW with a row-wise second moment for coordinate parameters (see `subspace.parameter_tags`).
 
-    `second_moment="row"` is the paper's rule; "element" is plain AdamW on the coordinates.
+    `second_moment="row"` is the paper's rule; "element" is plain AdamW on the coordinates. `offload` keeps the state in
+    host memory and streams it through the device in `step`, without effect on a device that computes in host memory.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class RowwiseAdamW(torch.optim.Optimizer):
         second_moment: SecondMoment = "row",
         fused: bool = True,
         seed: int = 0,
+        offload: bool = False,
     ) -> None:
         """bfloat16 parameters must be given with their names (as `named_parameters()`), from which, and from `seed`,
         the random bits of stochastic rounding are drawn."""
@@ -126,6 +131,8 @@ class RowwiseAdamW(torch.optim.Optimizer):
         self.gradient_factor = 1.0
         """Factor on the gradients of bfloat16 parameters, applied in float32 by `step`."""
         super().__init__(params, defaults)
+        self._device = next(parameter.device for group in self.param_groups for parameter in group["params"])
+        self.offload = offload and has_pinned_memory(self._device)
 
     # torch wraps these so that torch.compile ignores them. The wrapper imports torch._dynamo and sympy at the first
     # call, over a second of processor time.
@@ -138,26 +145,25 @@ class RowwiseAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            ordinary: list[Tensor] = []
-            for index, parameter in enumerate(group["params"]):
-                if parameter.grad is None:
-                    continue
-                if not self.state[parameter]:
-                    self.state[parameter] = self._start_state(parameter, group)
-                if parameter.dtype == torch.bfloat16:
+        for group, parts in self._batches():
+            ordinary: list[Part] = []
+            for part in parts:
+                rule = _rule_of(part.whole, group)
+                if part.whole.dtype == torch.bfloat16:
                     step_bf16(
-                        parameter,
-                        self.state[parameter],
-                        partial(_rule_of(parameter, group) or _step_each, group=group),
+                        part.parameter,
+                        part.gradient,
+                        part.state,
+                        partial(rule or _step_each, group=group),
                         gradient_factor=self.gradient_factor,
-                        sliced=_can_be_sliced(parameter, group),
-                        words=(group["seed"], "update", group["param_names"][index]),
+                        sliced=_can_be_sliced(part.whole, group),
+                        words=(group["seed"], "update", part.name),
+                        start=part.start,
                     )
-                elif rule := _rule_of(parameter, group):
-                    rule(parameter, parameter.grad, self.state[parameter], group=group)
+                elif rule:
+                    rule(part.parameter, part.gradient, part.state, group=group)
                 else:
-                    ordinary.append(parameter)
+                    ordinary.append(part)
             self._step_elements(ordinary, group)
         return loss
 
@@ -168,40 +174,64 @@ class RowwiseAdamW(torch.optim.Optimizer):
         """Replaces both moments of a parameter, if it has any, by these functions of them; 8-bit moments are decoded,
         and rounded to nearest."""
         if state := self.state.get(parameter):
-            for name, function in (("exp_avg", first), ("exp_avg_sq", second)):
-                write_moment(state, name, function(read_moment(state, name)))
+            with on_device(state, parameter.device) if self.offload else nullcontext(state) as here:
+                for name, function in (("exp_avg", first), ("exp_avg_sq", second)):
+                    write_moment(here, name, function(read_moment(here, name)))
+
+    def set_state(self, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Gives a parameter this state, for example that of a checkpoint."""
+        if self.offload:
+            self.state[parameter] = to_host(state, parameter.device)
+        else:
+            self.state[parameter] = {name: tensor.to(parameter.device) for name, tensor in state.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Unlike torch's, keeps the data types of the moments of bfloat16 parameters, which are not bfloat16."""
+        """Unlike torch's, keeps the data types of the moments of bfloat16 parameters, which are not bfloat16, and
+        state that belongs in host memory there."""
         super().load_state_dict(state_dict)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for parameter, key in zip(group["params"], saved["params"], strict=True):
-                if parameter.dtype == torch.bfloat16 and key in state_dict["state"]:
+                if key in state_dict["state"] and (self.offload or parameter.dtype == torch.bfloat16):
                     moments = state_dict["state"][key].items()
-                    self.state[parameter] = {name: value.to(parameter.device, copy=True) for name, value in moments}
+                    self.set_state(parameter, {name: value.clone() for name, value in moments})
 
-    def _start_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+    def _batches(self) -> Iterable[Batch]:
+        """Parameters that have a gradient, with their state on their device."""
+        groups: list[Batch] = []
+        for group in self.param_groups:
+            names = group.get("param_names") or [""] * len(group["params"])
+            named = [(name, p) for name, p in zip(names, group["params"], strict=True) if p.grad is not None]
+            for _, parameter in named:
+                if not self.state[parameter]:
+                    self.state[parameter] = self._start_state(parameter, group)
+            groups.append((group, [Part(parameter, self.state[parameter], name) for name, parameter in named]))
+        return streamed(groups, self._device) if self.offload else groups
+
+    def _start_state(self, parameter: Tensor, group: dict[str, Any]) -> State:
         shape = second_moment_shape(parameter, group["second_moment"])
+        like = torch.empty_like(parameter, device="cpu") if self.offload else parameter
         if parameter.dtype == torch.bfloat16:
             if "param_names" not in group:
                 raise ValueError("bfloat16 parameters need names: pass model.named_parameters()")
-            return start_state(parameter, shape)
-        # torch's fused kernel needs the step count on the parameter's device; all other code reads it on the CPU.
-        beside = group["fused"] and shape == parameter.shape
-        return {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device if beside else "cpu"),
-            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            "exp_avg_sq": parameter.new_zeros(shape),
-        }
+            state = start_state(like, shape)
+        else:
+            # torch's fused kernel needs the step count on the parameter's device; all other code reads it on the CPU.
+            beside = group["fused"] and shape == parameter.shape
+            state = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device if beside else "cpu"),
+                "exp_avg": torch.zeros_like(like, memory_format=torch.preserve_format),
+                "exp_avg_sq": like.new_zeros(shape),
+            }
+        return to_host(state, parameter.device) if self.offload else state
 
-    def _step_elements(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        if not parameters:
+    def _step_elements(self, parts: list[Part], group: dict[str, Any]) -> None:
+        if not parts:
             return
-        states = [self.state[parameter] for parameter in parameters]
+        states = [part.state for part in parts]
         beta1, beta2 = group["betas"]
         adamw(
-            parameters,
-            [parameter.grad for parameter in parameters if parameter.grad is not None],
+            [part.parameter for part in parts],
+            [part.gradient for part in parts],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],

@@ -1,5 +1,5 @@
-"""Other ways to train the same model: one of the machines without the others, or one rented card. A plan for friends
-names them with time and price, so that it says when friends are not worth it."""
+"""Alternatives to a run of several machines: one of the machines without the others, or one rented card. A plan names
+them with time and price, so that it says when friends are not worth it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -4,6 +4,7 @@ harm. `thinpipe train`, `doctor` and `plan` give the same advice from here. Impo
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import get_args
 
 from thinpipe.config.model import CheckpointActivations, ModelConfig
@@ -12,7 +13,8 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.units import format_bytes
 from thinpipe.pipeline.placement import place
 from thinpipe.planning.machine_loads import MemoryUse, peak_in_flight, process_memory
-from thinpipe.planning.memory_budget import MemoryBudget
+from thinpipe.planning.memory_budget import PROCESS_NBYTES, MemoryBudget
+from thinpipe.planning.partition import SegmentNeeds
 from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes
 from thinpipe.planning.simulation.schedule_actions import action_lists
 
@@ -247,17 +249,15 @@ def memory_of_processes(config: RunConfig, model: ModelConfig, budget: MemoryBud
 
 
 def machines_needed(config: RunConfig, model: ModelConfig, budget: MemoryBudget) -> tuple[int, int] | None:
-    """Smallest number of machines with this much memory that hold the model, cut anywhere, and the bytes of the fullest
-    one. None if a single block is too large, or if the batch has fewer sequences than machines."""
+    """Smallest number of machines with this much memory that hold the model, cut between any two blocks, and the bytes
+    of the fullest device. None if a single block is too large, or if the batch has fewer sequences than machines."""
     finest = replace(model, boundaries=tuple(range(1, model.n_layers)), tied=False)
     costs, shared = segment_costs(finest, config), shared_nbytes(finest, config)
-    room = budget.usable_nbytes - shared
     for number in range(2, min(model.n_layers, config.training.global_batch_size) + 1):
-        run = _with_microbatches(config, number)
-        needs = [need.memory_nbytes for need in segment_needs(costs, run, processes=number)]
-        sums = _fill(needs, room)
-        if sums is not None and len(sums) <= number:
-            return number, max(sums) + shared
+        needs = segment_needs(costs, _with_microbatches(config, number), processes=number)
+        filled = _fill(needs, budget, budget.usable_nbytes - shared)
+        if filled is not None and len(filled) <= number:
+            return number, max(filled) + shared
     return None
 
 
@@ -272,14 +272,18 @@ def _with_microbatches(config: RunConfig, number: int) -> RunConfig:
     return _with_microbatch_size(size, config)
 
 
-def _fill(needs: Sequence[int], room: int) -> list[int] | None:
-    """Bytes of each machine if every machine takes as many consecutive blocks as it can; None if a block is too
+def _fill(needs: Sequence[SegmentNeeds], budget: MemoryBudget, free_nbytes: int) -> list[int] | None:
+    """Bytes of each device if every machine takes as many consecutive blocks as it can; None if a block is too
     large."""
-    if max(needs) > room:
-        return None
-    sums = [0]
+    host_nbytes = inf if budget.host_free_nbytes is None else budget.host_free_nbytes - PROCESS_NBYTES
+    filled, host = [0], 0
     for need in needs:
-        if sums[-1] + need > room:
-            sums.append(0)
-        sums[-1] += need
-    return sums
+        nbytes = budget.device_nbytes(need)
+        if nbytes > free_nbytes or need.host_nbytes > host_nbytes:
+            return None
+        if filled[-1] + nbytes > free_nbytes or host + need.host_nbytes > host_nbytes:
+            filled.append(0)
+            host = 0
+        filled[-1] += nbytes
+        host += need.host_nbytes
+    return filled

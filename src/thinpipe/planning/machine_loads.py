@@ -21,7 +21,8 @@ class MemoryUse:
     gradients: int
     optimiser: int
     activations: int
-    """Activations saved for all in-flight micro-batches, plus the temporary tensors of the segment that computes."""
+    """Activations saved for all in-flight micro-batches, plus the temporary tensors of the segment that computes; or
+    the temporary tensors of the update, if they are larger."""
     frozen: int
     """Frozen token tables and the basis."""
     overhead: int
@@ -102,12 +103,12 @@ def process_memory(
     if config.microbatches == 1:  # gradients are allocated while activations are freed
         activations = max(0, activations - gradients)
     offloaded = 0 if in_host_memory else sum(cost.offloaded_nbytes for cost in mine)
-    streamed = max(cost.streamed_nbytes for cost in mine) if offloaded else 0
+    update = 0 if in_host_memory else max(cost.update_nbytes for cost in mine)
     return MemoryUse(
         weights=sum(cost.weights_nbytes for cost in mine),
         gradients=gradients,
         optimiser=sum(cost.optimiser_nbytes for cost in mine) - offloaded,
-        activations=max(activations, streamed),  # state is streamed when activations are gone
+        activations=max(activations, update),  # activations are gone when weights are updated
         host=0 if in_host_memory else offloaded + PROCESS_NBYTES,
         frozen=shared_nbytes(model, config),
         overhead=overhead_nbytes,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from thinpipe.core.errors import UserError
 from thinpipe.planning.calibration import Calibration
+from thinpipe.planning.partition import SegmentNeeds
 
 CONTEXT_NBYTES = 500_000_000
 """Bytes of an accelerator's memory that a process takes for its context and libraries. Assumed: 0.3 to 0.6 GB."""
@@ -57,6 +58,10 @@ class MemoryBudget:
     @property
     def activation_factor(self) -> float:
         return self.calibration.activation_factor or 1.0
+
+    def device_nbytes(self, need: SegmentNeeds) -> int:
+        """Bytes of the device that a segment takes: nothing is offloaded by a device in the host's memory."""
+        return need.memory_nbytes + (need.host_nbytes if self.is_host else 0)
 
     def offered_nbytes(self, limit_nbytes: int | None = None) -> int:
         """Bytes of the device that a peer offers to a run: the owner has other programs, and may have set a limit.

@@ -149,6 +149,14 @@ def _missing_memory_text(needs: Sequence[SegmentNeeds], machines: Sequence[Machi
             f"segment {index} needs {format_bytes(largest)}, and the largest machine has {format_bytes(max_machines)}: "
             "cut the model into more segments (model.boundaries), or bring a larger machine"
         )
+    hosts = [machine.host_memory_nbytes for machine in machines]
+    index = max(range(len(needs)), key=lambda i: needs[i].host_nbytes)
+    if all(host is not None and host < needs[index].host_nbytes for host in hosts):
+        return (
+            f"segment {index} needs {format_bytes(needs[index].host_nbytes)} of host memory, for offloaded optimiser "
+            f"state, and the largest has {format_bytes(max(host or 0 for host in hosts))}: cut the model into more "
+            "segments (model.boundaries)"
+        )
     wanted = sum(need.memory_nbytes for need in needs)
     there = sum(max(0, machine.memory_nbytes - shared_nbytes) for machine in machines)
     missing = max(wanted - there + shared_nbytes, largest)

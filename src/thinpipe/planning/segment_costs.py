@@ -51,8 +51,9 @@ class SegmentCost:
     """Additional bytes while the segment computes."""
     offloaded_nbytes: int = 0
     """Part of `optimiser_nbytes` that is in the host's memory, if the device has memory of its own."""
-    streamed_nbytes: int = 0
-    """Bytes of the device during an update, for optimizer state that comes from the host and returns."""
+    update_nbytes: int = 0
+    """Bytes that a device with memory of its own needs during the update, when activations are gone: slices in float32,
+    optimizer state that comes from the host and returns."""
     tables_nbytes: int
     """Part of `weights_nbytes`: tables looked up by token, bigram or position, and the matrices that project their rows
     up."""
@@ -101,10 +102,10 @@ def segment_needs(
 def memory_nbytes(cost: SegmentCost, config: RunConfig, n_microbatches: int) -> int:
     """Peak bytes of a segment with `n_microbatches` in flight, on a device with memory of its own. Gradients replace
     activations as the backward pass goes, but with several micro-batches they stay while the next one needs its
-    activations. Streamed state comes when activations are gone."""
+    activations; the update comes when activations are gone."""
     held = n_microbatches * cost.activation_nbytes + cost.peak_extra_nbytes
     backward = cost.gradients_nbytes + held if config.microbatches > 1 else max(cost.gradients_nbytes, held)
-    return cost.state_nbytes - cost.offloaded_nbytes + max(backward, cost.gradients_nbytes + cost.streamed_nbytes)
+    return cost.state_nbytes - cost.offloaded_nbytes + max(backward, cost.gradients_nbytes + cost.update_nbytes)
 
 
 def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
@@ -153,7 +154,8 @@ def _cost(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShap
         gradients_nbytes=numel * itemsize,
         optimiser_nbytes=sum(moments),
         offloaded_nbytes=sum(moments) if is_offloaded else 0,
-        streamed_nbytes=_streamed_nbytes(shapes, moments) if is_offloaded else 0,
+        update_nbytes=recipe.update_nbytes(each.shape for each in shapes.unique_parameters)
+        + (_streamed_nbytes(shapes, moments) if is_offloaded else 0),
         activation_nbytes=saved.nbytes,
         peak_extra_nbytes=saved.peak_extra_nbytes,
         tables_nbytes=itemsize * sum(each.numel for each in shapes.unique_parameters if each.is_table),

@@ -18,13 +18,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinpipe.checkpoint import Checkpoint, codec_states, layers_of, restore, restore_codec_states, state_by_layer
-from thinpipe.config.precision import recipe_of
+from thinpipe.config.precision import describe_choice, recipe_of
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import LinkTraffic
 from thinpipe.device.choice import choose_device, make_current
 from thinpipe.device.memory import device_name, peak_nbytes
-from thinpipe.device.precision import has_bf16_units
+from thinpipe.device.precision import has_bf16_units, set_float32_products
 from thinpipe.models import Model, ModelConfig, build, materialise
 from thinpipe.optim import RowwiseAdamW
 from thinpipe.optim.gradient_sums import GradientSums, gradient_norms
@@ -78,11 +78,10 @@ class Engine:
         self.config, self.group, self.collectives = config, group, collectives or collectives_for(group)
         self.device = choose_device(config.training.device)
         make_current(self.device)
-        self.recipe = recipe_of(
-            config.training.precision,
-            has_bf16_units=has_bf16_units(self.device),
-            device=device_name(self.device),
-        )
+        asked, units = config.training.precision, has_bf16_units(self.device)
+        self.recipe = recipe_of(asked, has_bf16_units=units, device=device_name(self.device))
+        self.precision = describe_choice(asked, self.recipe, has_bf16_units=units)
+        set_float32_products(self.device, tf32=self.recipe.uses_bf16)
         dtype = getattr(torch, self.recipe.weights)
         self.model = build(model_config)
         self.names = [name for name, _ in self.model.named_parameters()]
@@ -128,6 +127,7 @@ class Engine:
             weight_decay=settings.weight_decay,
             second_moment=settings.second_moment,
             seed=self.config.debug.seed,
+            offload=self.config.training.offload == "optimizer",
         )
 
     def _make_tracker(self) -> GrassmannTracker | None:

@@ -12,12 +12,11 @@ import tomllib
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-import msgspec
 import torch.distributed as dist
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, find_checkpoint, model_config_of, new_manifest
 from thinpipe.checkpoint.distributed import Saver, latest_common_checkpoint
-from thinpipe.checkpoint.state import versions
+from thinpipe.checkpoint.state import refuse_other_model, versions
 from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.config.run import DataConfig, JobConfig, MetricsConfig, RunConfig
 from thinpipe.config.toml import differences, dump_toml
@@ -275,7 +274,7 @@ class Trainer:
         for problem in problems:
             self._tell(SaveFailed(step=0, reason=f"checkpoint ignored on resume: {problem}"))
         if checkpoint is not None:
-            _refuse_other_model(self.model_config, model_config_of(checkpoint), str(checkpoint.path))
+            refuse_other_model(self.model_config, checkpoint)
             changed = self._changes_since(checkpoint) if checkpoint.manifest.step else []
             if checkpoint.manifest.step == 0:  # initial weights only: no optimizer, tracker or codec state to restore
                 self.engine.start_from(checkpoint)
@@ -295,7 +294,6 @@ class Trainer:
         settings = dump_toml(self.config)
         if self.saver.is_leader:
             write_atomically(settings_path(self.config.job.dump_folder), settings.encode())
-        classes = self.collectives.all_gather_bytes(device_class(self.engine.device).encode())
         started = Started(
             step=self.finished_steps,
             config=settings,
@@ -305,9 +303,14 @@ class Trainer:
             changed=changed,
             dim=self.model_config.dim,
             segments=[self.engine.placement.segments_of(process) for process in range(self.collectives.size)],
-            device_classes=[found.decode(errors="replace")[:200] for found in classes],
+            device_classes=self._gather_texts(device_class(self.engine.device)),
+            precisions=self._gather_texts(self.engine.precision),
         )
         self._tell(started)
+
+    def _gather_texts(self, text: str) -> list[str]:
+        """A short text of every process. Collective call."""
+        return [found.decode(errors="replace")[:200] for found in self.collectives.all_gather_bytes(text.encode())]
 
     def _changes_since(self, checkpoint: Checkpoint) -> list[str]:
         """Settings that differ from those of the checkpoint, without `_UNLISTED_ON_RESUME`.
@@ -365,21 +368,6 @@ class Trainer:
         except OSError as error:  # training continues on a full disk
             self._display.show(SaveFailed(step=event.step, reason=f"event log: {error}"))
         self.run_environment.on_event(event)
-
-
-def _refuse_other_model(asked: ModelConfig, saved: ModelConfig, path: str) -> None:
-    if asked == saved:
-        return
-    first, second = msgspec.to_builtins(asked), msgspec.to_builtins(saved)
-    differing = [
-        f"{key} is {first.get(key)} in the settings and {second.get(key)} there"
-        for key in first
-        if first[key] != second.get(key)
-    ]
-    raise UserError(
-        f"the checkpoint {path} has another model than the settings ({'; '.join(differing) or 'another family'}): "
-        "choose another job.dump_folder, or the model settings that this run began with"
-    )
 
 
 def open_log(path: Path | None) -> AbstractContextManager[EventLog | None]:

@@ -153,4 +153,16 @@ class LlamaConfig(ModelConfig):
                 max_seq_len=4096,
                 rope_scaling=RopeScaling(factor=8.0),
             ),
+            # The shape of Qwen2.5-32B (config.json of Qwen/Qwen2.5-32B on Hugging Face), without the biases of its
+            # attention: to plan with.
+            "llama-32b": cls(
+                vocab_size=152_064,
+                dim=5120,
+                n_layers=64,
+                n_heads=40,
+                n_kv_heads=8,
+                hidden_dim=27_648,
+                max_seq_len=4096,
+                rope_theta=1_000_000.0,
+            ),
         }

@@ -1,0 +1,37 @@
+"""The memory law against the allocator of real steps: a few here, all of them in the long tier; and the page of all."""
+
+import json
+import sys
+
+import pytest
+
+from benchmarks.memory_law import LIMIT, Case, all_cases, error, measure, write_page
+
+FEW = [
+    Case("cpu", "keel", "bf16", "none", "none", "both"),
+    Case("cpu", "dense", "bf16-mixed", "none", "block", "weights"),
+    Case("sim", "dense", "fp32", "optimizer", "none", "weights"),
+    Case("sim", "keel", "bf16", "none", "segment", "weights"),
+    Case("sim", "dense", "bf16", "optimizer", "none", "activations"),
+]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the highest resident set can be reset on Linux only")
+
+
+@pytest.mark.parametrize(
+    "cases", [FEW, pytest.param(sorted(set(all_cases()) - set(FEW)), marks=pytest.mark.long)], ids=["few", "others"]
+)
+def test_the_law_is_within_a_tenth_of_the_allocator(cases):
+    peaks = measure(cases)
+    errors = {case.key: error(case, peaks[case.key]) for case in cases}
+    print(json.dumps(errors, indent=1))
+    assert not {key: value for key, value in errors.items() if abs(value) > LIMIT}
+
+
+def test_a_law_that_is_wrong_is_on_the_page():
+    right = {case.key: case.predicted_nbytes for case in all_cases()}
+    assert "Above 10%: 0." in write_page(right)
+    wrong = Case("sim", "keel", "bf16", "optimizer", "segment", "both")
+    page = write_page(right | {wrong.key: int(1.3 * wrong.predicted_nbytes)})
+    assert "Above 10%: 1.\n- -23.1%: sim keel bf16 optimizer segment both" in page
+    assert "Worst of 162: -23.1%" in page
