@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from contextlib import nullcontext
 
 import pytest
@@ -72,12 +73,15 @@ MUTATIONS = [mutation for mutation in all_mutations() if mutation.module == "dev
     "mutation", [MUTATIONS[0], *(pytest.param(one, marks=pytest.mark.long) for one in MUTATIONS[1:])], ids=str
 )
 def test_a_copy_without_its_wait_is_named(tmp_path, mutation):
+    """Whichever of the statements that order copies is missing."""
     plant(tmp_path, mutation)
-    done = run_selftest(tmp_path, "copies")
+    done = run_selftest(tmp_path, "copies", "offload")
     assert done.returncode == 1, done.stdout + done.stderr
-    direction = "host" if mutation.line < 40 else "device"
-    wanted = f"Do not join a hub or start several processes, because copies: a copy to the {direction} does not wait"
-    assert wanted in done.stdout
+    offload = (
+        'Do not set training.offload = "optimizer", because offload: (a copy .* does not wait|.* race on the device)'
+    )
+    messages = "Do not join a hub or start several processes, because copies: a copy to the (host|device) does not wait"
+    assert re.search(f"{offload}|{messages}", done.stdout)
 
 
 @pytest.mark.parametrize("text", ["self._done.synchronize()", "self._done.record(stream)"])
@@ -94,13 +98,14 @@ def test_a_copy_without_its_wait_is_found_by_its_bytes(tmp_path, text):
 @pytest.mark.parametrize(
     ("fault", "problems"),
     [
-        (("device/choice.py", MATMUL_OFF), {OPERATIONS, FEW_STEPS}),
+        (("device/choice.py", MATMUL_OFF), {OPERATIONS, FEW_STEPS, "boundary methods"}),
         (("planning/segment_costs.py", LAW_OFF), {"memory law"}),
         (MUTATIONS[0], {"copies", "two processes"}),
     ],
     ids=["wrong matrix product", "memory law", "copy without a wait"],
 )
-def test_a_whole_test_finds_the_fault_and_nothing_else(tmp_path, fault, problems):
+def test_a_whole_test_finds_the_fault_and_what_depends_on_it(tmp_path, fault, problems):
+    """Messages of low rank are decoded by a matrix product."""
     plant(tmp_path, fault)
     done = run_selftest(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr

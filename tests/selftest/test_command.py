@@ -41,7 +41,7 @@ def test_it_passes_and_publishes_no_name(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("thinpipe selftest on ")
-    assert lines[2].startswith("This machine is fine for training in fp32, bf16-mixed, bf16; runs of several processes")
+    assert lines[2].startswith("This machine is fine for training in fp32, bf16-mixed, bf16; training.offload")
     assert done.stderr == ""
     report = json.loads((home / "selftest/selftest.json").read_text())
     assert {check["finding"]["what"] for check in report["checks"]} == {check.name for check in command.checks(0)}

@@ -39,7 +39,7 @@ def not_checked(what: str, text: str) -> Finding:
 
 
 def findings_table(findings: Sequence[Finding], *, fixes_below: bool = False) -> Table:
-    """`fixes_below`: fixes stand below what was found, with the page's whole width, not in a column beside it."""
+    """`fixes_below`: fixes stand below what was found, and not in a column beside it, which makes both narrow."""
     table = Table("", "what", "", box=None, pad_edge=False)
     for header in ("found",) if fixes_below else ("found", "to do"):
         table.add_column(header, overflow="fold")  # fold, not truncate: commands are to be copied

@@ -14,15 +14,15 @@ from thinpipe.config.precision import Recipe, recipe_of
 from thinpipe.core.errors import UserError
 from thinpipe.device.device_class import deterministic_algorithms, device_class
 from thinpipe.device.memory import device_name
-from thinpipe.device.precision import has_bf16_units
+from thinpipe.device.precision import has_bf16_units, set_float32_products
 from thinpipe.doctor.finding import Finding, not_checked, problem
 from thinpipe.planning.calibration import Calibration
 
 RecipeName = Literal["fp32", "bf16-mixed", "bf16"]
 RECIPE_NAMES: tuple[RecipeName, ...] = ("fp32", "bf16-mixed", "bf16")
-Use = Literal["fp32", "bf16-mixed", "bf16", "several processes", "memory figures"]
-"""What the machine can be used for: a precision recipe, runs of several processes (a hub's too), and memory figures of
-`plan`, `train` and the hub."""
+Use = Literal["fp32", "bf16-mixed", "bf16", "offload", "several processes", "memory figures"]
+"""What the machine can be used for: a precision recipe, optimiser state in host memory, runs of several processes (a
+hub's too), and memory figures of `plan`, `train` and the hub."""
 Figures = dict[str, float | str]
 REPORT_IT = "Report it with the file below: thinpipe is wrong on this device, or the device is."
 
@@ -80,6 +80,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_check(check: Check, subject: Subject) -> CheckResult:
     began = time.monotonic()
+    set_float32_products(subject.device, tf32=False)  # as it is before a run, whatever the check before has left
     figures: Figures = {}
     try:
         finding, figures = check.run(check.name, subject)

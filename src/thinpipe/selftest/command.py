@@ -20,7 +20,7 @@ from thinpipe.doctor.finding import findings_table
 from thinpipe.planning.calibration import device_key, save_calibration
 from thinpipe.selftest.boundaries import check_boundaries
 from thinpipe.selftest.check import RECIPE_NAMES, Check, CheckResult, Subject, Use, run_check
-from thinpipe.selftest.copies import check_copies, check_copy_rates
+from thinpipe.selftest.copies import check_copies, check_copy_rates, check_offload
 from thinpipe.selftest.kernels import check_kernels, check_random_numbers
 from thinpipe.selftest.memory import check_memory
 from thinpipe.selftest.processes import check_processes
@@ -60,6 +60,7 @@ def checks(sustained_seconds: float) -> list[Check]:
         Check(name="repeated steps", uses=several, seconds=2, run=check_repeats),
         Check(name="boundary methods", uses=several, seconds=3, run=check_boundaries),
         Check(name="copies", uses=several, seconds=2, run=check_copies),
+        Check(name="offload", uses=("offload",), seconds=2, run=check_offload),
         Check(name="two processes", uses=several, seconds=15, run=check_processes),
         Check(name="memory law", uses=("memory figures",), seconds=15, run=check_memory),
         Check(name="speed", uses=(), seconds=sustained_seconds, run=check_speed),

@@ -3,21 +3,33 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from thinpipe.device.choice import CPU, synchronise
-from thinpipe.device.host_copies import CopyToHost, has_pinned_memory, host_buffer, to_device
-from thinpipe.doctor.finding import Finding, not_checked, ok, problem
+from thinpipe.device.device_class import deterministic_algorithms
+from thinpipe.device.host_copies import (
+    CopyToHost,
+    has_pinned_memory,
+    host_buffer,
+    pinned,
+    stream_through,
+    to_device,
+)
+from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.selftest.check import REPORT_IT, Figures, Subject
+from thinpipe.selftest.steps import train
+from thinpipe.selftest.workload import SMALL, run_config
 
 _NBYTES = 4 << 20
 _COPIES = 4
 _BUSY_SIZE, _BUSY_PRODUCTS = 512, 40
 """Matrix products that keep the device computing for some milliseconds, so that a copy that does not wait is too
 early."""
+_OFFLOAD_STEPS = 5
 _RATE_NBYTES = 64 << 20
 _RATE_SECONDS = 1.0
 
@@ -36,6 +48,27 @@ def check_copies(what: str, subject: Subject) -> tuple[Finding, Figures]:
     if not _difference(partial(_without_wait, device), device):
         return not_checked(what, "right bytes, but a copy without a wait had them too: the device was not busy"), {}
     return ok(what, f"{2 * _COPIES} messages have the right bytes, and a copy without a wait was noticed"), {}
+
+
+def check_offload(what: str, subject: Subject) -> tuple[Finding, Figures]:
+    """State that streams from the host through the device and back, and steps with it against steps without."""
+    device = subject.device
+    if not has_pinned_memory(device):
+        return ok(what, "training.offload has no effect on a device that uses the host's memory"), {}
+    if wrong := _difference(partial(_through_device, device), device):
+        return problem(what, f"a copy through the device does not wait for what it depends on: {wrong}", REPORT_IT), {}
+    config = run_config(SMALL, device, "fp32")
+    offloaded = replace(config, training=replace(config.training, offload="optimizer"))
+    with deterministic_algorithms(subject.is_deterministic):
+        equal = train(offloaded, _OFFLOAD_STEPS) == train(config, _OFFLOAD_STEPS)
+    if equal:
+        return ok(
+            what, f"{_OFFLOAD_STEPS} steps with optimiser state in host memory have the bits of steps without"
+        ), {}
+    text = f"{_OFFLOAD_STEPS} steps with optimiser state in host memory have other bits than steps without"
+    if subject.is_deterministic:
+        return problem(what, text, REPORT_IT), {}
+    return warning(what, text, "Nothing: the device does not repeat its own bits either."), {}
 
 
 def _message(number: int) -> Tensor:
@@ -74,6 +107,15 @@ def _to_device(device: torch.device) -> list[Tensor]:
     return [tensor.to(CPU) for tensor in found]
 
 
+def _through_device(device: torch.device) -> list[Tensor]:
+    """Messages that the device has changed, and the host changes back."""
+    batches = [[pinned(_message(number))] for number in range(_COPIES)]
+    for (here,) in stream_through(batches, device):
+        _keep_busy(device)
+        here.add_(1)
+    return [batch[0] - 1 for batch in batches]
+
+
 def _without_wait(device: torch.device) -> list[Tensor]:
     message, host = _computed(0, device), torch.empty(_NBYTES, dtype=torch.uint8, pin_memory=True)
     host.zero_()
@@ -103,9 +145,9 @@ def check_copy_rates(what: str, subject: Subject) -> tuple[Finding, Figures]:
     if subject.is_cpu:
         return ok(what, "a CPU copies nothing"), {}
     on_device, rates = torch.zeros(_RATE_NBYTES, dtype=torch.uint8, device=device), {}
-    for pinned in (True, False) if has_pinned_memory(device) else (False,):
-        host = torch.zeros(_RATE_NBYTES, dtype=torch.uint8, pin_memory=pinned)
-        name = "pinned" if pinned else "pageable"
+    for is_pinned in (True, False) if has_pinned_memory(device) else (False,):
+        host = torch.zeros(_RATE_NBYTES, dtype=torch.uint8, pin_memory=is_pinned)
+        name = "pinned" if is_pinned else "pageable"
         rates[f"to device, {name}"] = _rate(on_device, host, device)
         rates[f"to host, {name}"] = _rate(host, on_device, device)
     if has_pinned_memory(device):

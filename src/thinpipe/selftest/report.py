@@ -21,6 +21,7 @@ _FORMAT = 1
 _TRAINING = "training in "
 _USES: dict[Use, tuple[str, str]] = {
     **{name: (_TRAINING + name, f'Do not set training.precision = "{name}"') for name in RECIPE_NAMES},
+    "offload": ('training.offload = "optimizer"', 'Do not set training.offload = "optimizer"'),
     "several processes": ("runs of several processes and of hubs", "Do not join a hub or start several processes"),
     "memory figures": ("memory figures of `plan` and of hubs", "Do not rely on memory figures of `plan` and of hubs"),
 }
