@@ -224,9 +224,9 @@ class ExecutionConfig:
 
     checkpoint_activations: CheckpointActivations = "none"
     """Activation checkpointing: keep only the input of each block, or of each segment, and recompute the rest in the
-    backward pass. Less memory, about a third more compute time. block: one block is recomputed at a time; for runs with
-    few micro-batches in flight. segment: a micro-batch in flight keeps only what the segment received, and a whole
-    segment is recomputed at once; for runs with many. Head and loss are not recomputed."""
+    backward pass. Less memory, about a third more compute time. block: one block is recomputed at a time. segment: a
+    micro-batch in flight keeps only what the segment received, and a whole segment is recomputed at once, which takes
+    less memory than block with more than about 25 micro-batches in flight. Head and loss are not recomputed."""
     compile: bool = False
     """Compile each block with torch.compile."""
 
