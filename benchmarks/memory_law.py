@@ -135,6 +135,7 @@ def write_page(peaks: dict[str, int]) -> str:
         )
         + f"; vocabulary {VOCABULARY}.",
         "",
+        f"Measured: {len(cases)} of {len([*all_cases()])} cases. "
         f"Worst of {len(cases)}: {errors[worst]:+.1%} ({worst.key}). Above {LIMIT:.0%}: {len(above)}.",
         *(f"- {errors[case]:+.1%}: {case.key}" for case in above),
         "",

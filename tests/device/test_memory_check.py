@@ -11,8 +11,9 @@ from tests.warm import run_warm
 from thinpipe.config.run import ParallelismConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
+from thinpipe.device import attention
 from thinpipe.device.choice import ranks_on_device
-from thinpipe.training.memory_check import check_on_device, device_budget
+from thinpipe.training.memory_check import check_on_device, device_budget, local_fit
 
 
 def on_sim(config, degree):
@@ -29,6 +30,17 @@ def test_free_memory_of_the_device_and_of_its_host(sim):
     assert budget.free_nbytes == sim.mem_get_info(1)[0]
     assert budget.usable_nbytes == int(0.95 * budget.free_nbytes)
     assert budget.host_free_nbytes > 0
+
+
+def test_a_device_without_a_fused_kernel_keeps_scores_and_needs_more(sim, run_config, monkeypatch):  # noqa: ARG001
+    config, device = on_sim(run_config, 1), torch.device("sim:0")
+    model = config.model.resolve(64)
+    needed = {}
+    for kernel in ("fused", "math"):
+        monkeypatch.setattr(attention, "attention_kernel", lambda *_, kernel=kernel, **__: kernel)
+        here, fit = local_fit(config, model, device)
+        needed[kernel] = fit.memory(here).activations
+    assert needed["math"] > needed["fused"]
 
 
 def test_processes_share_a_device_as_it_is_chosen(sim):  # noqa: ARG001

@@ -10,10 +10,11 @@ import logging
 import os
 import platform
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
+from thinpipe.config.model_family import AttentionKernel
 from thinpipe.core.errors import DECODE_ERRORS
 from thinpipe.core.files import write_atomically
 
@@ -42,8 +43,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Copies from pinned host memory to the device."""
     to_host_bytes_per_second: Positive | None = None
     """Copies from the device to pinned host memory."""
-    attention: Literal["fused", "math"] | None = None
-    """Kernel of causal attention with grouped queries; math keeps tokens x tokens scores."""
+    attention: AttentionKernel | None = None
+    """Kernel of causal attention with grouped queries."""
     torch: str = ""
     """Version of torch with which the figures were measured."""
 

@@ -8,6 +8,7 @@ from math import inf
 from typing import get_args
 
 from thinpipe.config.model import CheckpointActivations, ModelConfig
+from thinpipe.config.model_family import AttentionKernel
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.units import format_bytes
@@ -167,12 +168,14 @@ class LocalFit:
     budget: MemoryBudget
     ranks: tuple[int, ...]
     """Processes of the run that share the device, by their rank in the pipeline."""
+    attention: AttentionKernel = "fused"
+    """Kernel of attention on the device."""
     starting: int = 0
     """Number of these processes that are not started yet, and take memory beside their tensors."""
 
     def memory(self, config: RunConfig) -> MemoryUse:
         """Peak memory of all these processes together. Raises UserError for settings that cannot run."""
-        uses = memory_of_processes(config, self.model, self.budget)
+        uses = memory_of_processes(config, self.model, self.budget, self.attention)
         mine = [uses[rank] for rank in self.ranks]
         kinds = ("weights", "gradients", "optimiser", "activations", "frozen", "tables", "host")
         overhead = self.starting * self.budget.process_nbytes
@@ -225,11 +228,13 @@ class LocalFit:
         return lines or ["a smaller model, or a machine with more memory"]
 
 
-def memory_of_processes(config: RunConfig, model: ModelConfig, budget: MemoryBudget) -> list[MemoryUse]:
+def memory_of_processes(
+    config: RunConfig, model: ModelConfig, budget: MemoryBudget, attention: AttentionKernel = "fused"
+) -> list[MemoryUse]:
     """Peak memory of every process of a run, in pipeline order, if each has a device like that of `budget`; without
     what processes take of the device beside tensors."""
     config = without_offload(config) if budget.is_host else config
-    section, costs = config.parallelism, segment_costs(model, config)
+    section, costs = config.parallelism, segment_costs(model, config, attention)
     degree, schedule = section.pipeline_parallel_degree, section.pipeline_parallel_schedule
     placement = place(schedule, degree, len(costs), section.pipeline_parallel_shares)
     extra = section.pipeline_parallel_extra_microbatches

@@ -128,7 +128,9 @@ def machine_load_of(
     """Load of the machine that runs `process`. `held`: peak in-flight micro-batches of each stage."""
     if machine.is_host and config.training.offload != "none":  # moves nothing there
         config = without_offload(config)
-        costs = segment_costs(model, config)
+        costs = segment_costs(model, config, machine.attention)
+    elif machine.attention != "fused":
+        costs = segment_costs(model, config, machine.attention)
     segments = placement.segments_of(process)
     return MachineLoad(
         machine=machine,

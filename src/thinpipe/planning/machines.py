@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from thinpipe.config.machines import Duplex, LatencyPer, MachineConfig, MachinesFile, RentedCard
+from thinpipe.config.model_family import AttentionKernel
 from thinpipe.config.toml import load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.units import format_bytes, parse_bytes, parse_duration, parse_rate
@@ -51,6 +52,8 @@ class Machine:
     computes in the host's memory."""
     copy_bytes_per_second: float = COPY_BYTES_PER_SECOND
     """Rate of copies between the device and its host."""
+    attention: AttentionKernel = "fused"
+    """Kernel of attention in training."""
     activation_factor: float = 1.0
     """Measured activations divided by predicted ones."""
 
@@ -131,6 +134,7 @@ def _resolve(file: MachinesFile, precision: Precision) -> Machines:
             overhead_nbytes=overhead_nbytes,
             host_memory_nbytes=_host_memory(section),
             copy_bytes_per_second=_copy_rate(section, measured),
+            attention=measured.attention or "fused",
             activation_factor=measured.activation_factor or 1.0,
         )
         assumed += assumed_overhead

@@ -8,6 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from thinpipe.config.model import ModelConfig
+from thinpipe.config.model_family import AttentionKernel
+from thinpipe.config.parameter_shapes import attention_widths
 from thinpipe.config.precision import recipe_of
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
@@ -41,7 +43,7 @@ def check_on_device(config: RunConfig) -> None:
         return
     device = choose_device(config.training.device)
     ranks = ranks_on_device(config.training.device, device, _local_ranks())
-    _check(_with_recipe(config, device), device_budget(device), ranks, starting=len(ranks) - 1)
+    _check(_with_recipe(config, device), device_budget(device), ranks, starting=len(ranks) - 1, device=device)
 
 
 def _local_ranks() -> range:
@@ -50,12 +52,20 @@ def _local_ranks() -> range:
     return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _check(config: RunConfig, budget: MemoryBudget, ranks: tuple[int, ...], *, starting: int) -> None:
+def _check(
+    config: RunConfig,
+    budget: MemoryBudget,
+    ranks: tuple[int, ...],
+    *,
+    starting: int,
+    device: "torch.device | None" = None,
+) -> None:
     if not config.training.check_memory:
         return
     try:
         model, _ = resolve_model(config, None)
-        fit = LocalFit(model=model, budget=budget, ranks=ranks, starting=starting)
+        attention = "fused" if device is None else kernel_of(config, model, device)
+        fit = LocalFit(model=model, budget=budget, ranks=ranks, starting=starting, attention=attention)
         fits = fit.judge(config).fits
     except UserError:  # of the settings: the run itself raises it, with more words
         return
@@ -67,8 +77,21 @@ def _check(config: RunConfig, budget: MemoryBudget, ranks: tuple[int, ...], *, s
 
 def local_fit(config: RunConfig, model: ModelConfig, device: "torch.device") -> tuple[RunConfig, LocalFit]:
     """The settings with the recipe of this device, and the fit of all processes of the run on it."""
-    ranks = tuple(range(config.parallelism.pipeline_parallel_degree))
-    return _with_recipe(config, device), LocalFit(model=model, budget=device_budget(device), ranks=ranks)
+    here, ranks = _with_recipe(config, device), tuple(range(config.parallelism.pipeline_parallel_degree))
+    attention = kernel_of(here, model, device)
+    return here, LocalFit(model=model, budget=device_budget(device), ranks=ranks, attention=attention)
+
+
+def kernel_of(config: RunConfig, model: ModelConfig, device: "torch.device") -> AttentionKernel:
+    """Kernel of attention in training on this device."""
+    import torch
+
+    from thinpipe.device.attention import attention_kernel
+
+    recipe, width = config.planned_recipe, model.head_dim
+    dtype = torch.bfloat16 if recipe.uses_bf16 else getattr(torch, recipe.weights)
+    kv_heads = attention_widths(model)[1] // width
+    return attention_kernel(device, dtype, heads=model.n_heads, kv_heads=kv_heads, head_dim=width)
 
 
 def _with_recipe(config: RunConfig, device: "torch.device | None" = None) -> RunConfig:
