@@ -15,7 +15,7 @@ import msgspec
 
 import thinpipe
 
-NUMERICS_VERSION = 2
+NUMERICS_VERSION = 3
 TESTED_TORCH = ("2.13", "2.14", "2.15")
 """Minor versions of torch with which the tests of the pipeline have passed; the range in pyproject.toml is the same."""
 INSTALL_TORCH = f'pip install "torch=={TESTED_TORCH[-1]}.*"'
