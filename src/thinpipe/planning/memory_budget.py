@@ -11,7 +11,7 @@ from thinpipe.planning.calibration import Calibration
 from thinpipe.planning.partition import SegmentNeeds
 
 CONTEXT_NBYTES = 500_000_000
-"""Bytes of an accelerator's memory that a process takes for its context and libraries. Assumed: 0.3 to 0.6 GB."""
+"""Bytes of an accelerator's memory that a process takes for its context and libraries. Assumed, not measured."""
 FRAGMENTATION_SHARE = 0.05
 """Part of an accelerator's memory that torch's caching allocator reserves and no tensor uses. Assumed."""
 PROCESS_NBYTES = 400_000_000
