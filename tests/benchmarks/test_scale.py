@@ -9,7 +9,7 @@ import pytest
 from benchmarks.scale import page, swarm
 from benchmarks.scale.failures import NOTICE_S, Commits, kept_share
 
-RECORD = Path(page.__file__).parents[1] / "results" / "scale_2026-11-17.md"
+RECORD = Path(page.__file__).parents[1] / "results" / "scale_2026-11-18.md"
 SMALL = replace(page.EIGHT, stages=4, microbatches=8)
 
 
