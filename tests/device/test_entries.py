@@ -40,6 +40,6 @@ def test_every_public_name_was_asked_whether_it_computes_on_a_device():
 
 
 def test_every_command_with_a_device_is_run_on_it():
-    """`join` and `train` in several processes are in the tests of runs."""
+    """`join` and `train` in several processes are in the tests of runs, `selftest` in `test_selftest.py`."""
     named = {verb for verb, command in VERBS.items() if "device" in {field.name for field in fields(command.config)}}
-    assert named == {"doctor", "eval", "generate", "join"}
+    assert named == {"doctor", "eval", "generate", "join", "selftest"}
