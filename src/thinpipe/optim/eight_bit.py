@@ -9,8 +9,8 @@ update huge. Rounding is stochastic, so that also changes below a step (1/8 to 1
 second moment that decays by 5 % would stay for ever where it is if it was rounded to nearest. All of this is integer
 arithmetic and equal on every device.
 
-Not taken from a library: the 8-bit optimisers of bitsandbytes are CUDA kernels (nothing for MPS or CPUs), those of
-torchao need torch.compile and are tested on CUDA and CPUs only; neither has the row-wise rule or the Stiefel step.
+Not taken from a library: bitsandbytes and torchao have kernels of their own for some kinds of devices each, which are
+not made to compute equal bits on all, and neither has the row-wise rule or the Stiefel step.
 """
 
 import torch
