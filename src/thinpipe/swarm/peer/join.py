@@ -55,6 +55,7 @@ from thinpipe.swarm.protocol.messages import (
 )
 from thinpipe.training.faults import PoisonedError
 from thinpipe.training.trainer import Trainer
+from thinpipe.transport.nats.activity import HUB
 from thinpipe.transport.nats.client import UnreachableError
 from thinpipe.transport.nats.connection import HubConnection
 from thinpipe.transport.nats.frame import Origin
@@ -150,7 +151,12 @@ class PeerProcess:
         the reason if the hub has removed this peer."""
         connection = self._connect()
         removed: list[str] = []
-        connection.subscribe("note", lambda _sender, data: removed.append(data.decode(errors="replace")), urgent=True)
+
+        def on_note(sender: str, data: bytes) -> None:
+            if sender == HUB:  # other peers may send to this subject too
+                removed.append(sanitize(data.decode(errors="replace")))
+
+        connection.subscribe("note", on_note, urgent=True)
         try:
             return self._serve(connection)
         except KeyboardInterrupt:

@@ -9,6 +9,7 @@ import logging
 import re
 import ssl
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
 OnDown = Callable[[Exception], None]
+_LOG = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 15.0
 """Limit for the whole connection attempt."""
@@ -83,10 +85,8 @@ async def connect(url: str, fingerprint: str, seed: str, *, inbox: str, on_down:
     _check_url(url)
     _check_seed(seed)
     context = pinned_context(fingerprint)
-    from nats.aio.client import Client
-
     logging.getLogger("asyncio").addFilter(_is_not_eof_warning)
-    client = Client()
+    client = _client_class()()
     errors = _ConnectionErrors(client, on_down)
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
@@ -100,6 +100,24 @@ async def connect(url: str, fingerprint: str, seed: str, *, inbox: str, on_down:
         raise _as_user_error(url, errors.first or error) from error
     errors.connected = True
     return client
+
+
+@cache
+def _client_class() -> type["Client"]:
+    from nats.aio.client import Client
+
+    class UnendingClient(Client):
+        """NATS client that drops a message which it cannot read, as one with malformed headers, which the server passes
+        on. nats-py's own read loop would end without a word, and with it the connection."""
+
+        async def _process_msg(self, sid: Any, subject: Any, reply: Any, data: bytes, headers: Any) -> None:
+            try:
+                await super()._process_msg(sid, subject, reply, data, headers)
+            except Exception as error:
+                named = bytes(subject).decode(errors="replace")
+                _LOG.warning("dropped a message to %.200s that cannot be read: %r", ascii(named), error)
+
+    return UnendingClient
 
 
 class _ConnectionErrors:
