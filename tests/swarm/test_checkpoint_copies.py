@@ -244,9 +244,13 @@ def test_when_nothing_older_is_left_those_away_are_waited_for(run_config):
         ask_as(other, "leave", LeaveRequest(incarnation="a"), LeaveReply)
         answer = ask_next(connection, running, left_generation=1)
         assert isinstance(answer, RestoreFiles)
-        for _ in range(3):
+        texts = []
+        for _ in range(8):
             waits = ask_next(connection, running, left_generation=1, uploaded=answer.manifest)
             assert isinstance(waits, Standby), waits
+            texts.append(waits.text.endswith("waiting for p1 to connect"))
+            time.sleep(0.1)
+        assert texts == sorted(texts), "once said, it is said until something changes"
         (damaged,) = events_of(run_config, CheckpointDamaged)
         assert (damaged.step, damaged.layers) == (0, ["blocks.1"])
         assert waits.text.startswith("the hub has lost blocks.1 of step 0 (")

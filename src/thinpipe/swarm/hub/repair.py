@@ -35,9 +35,9 @@ class Repair:
         """`_must_verify`: the checkpoint is to be read. `_reverified`: it was already read a second time since the last
         generation."""
         self._verification: asyncio.Task[None] | None = None
-        self.waits_for = self._last_status = ""
-        """`waits_for`: what the repair waits for, in words; empty: nothing. `_last_status`: last text printed when a
-        rollback was impossible."""
+        self.waits_for = self._no_rollback = ""
+        """`waits_for`: what the repair waits for, in words; empty: nothing. `_no_rollback`: why the last rollback was
+        impossible, until a file or a peer comes."""
 
     def require_verification(self) -> None:
         """A generation is over: the whole checkpoint is read before the next one begins."""
@@ -70,7 +70,7 @@ class Repair:
         if not self._run_host.missing:
             if self._since is not None:
                 self._record(CheckpointRepaired(step=self._run_host.committed))
-            self._since, self.waits_for = None, ""
+            self._since, self.waits_for, self._no_rollback = None, "", ""
             return ""
         if self._since is None:
             self._since = now
@@ -85,17 +85,19 @@ class Repair:
         if self.uploaded.get(peer) != restore_request.manifest:
             return restore_request
         all_uploaded = all(self.uploaded.get(name) == restore_request.manifest for name in present)
+        if not all_uploaded:
+            self._no_rollback = ""  # somebody came who may have the files
         if all_uploaded and now - self._since >= self._patience_seconds:
             outcome = self._run_host.roll_back(present, absent)
             if isinstance(outcome, RolledBack):
                 self._record(outcome)
-                self.waits_for, self._since = format_event(outcome), None
+                self.waits_for, self._since, self._no_rollback = format_event(outcome), None, ""
                 self.require_verification()
             else:
-                if outcome != self._last_status:
+                if outcome != self._no_rollback:
                     self._print(outcome)
-                self.waits_for = self._last_status = outcome
+                self.waits_for = self._no_rollback = outcome
                 self._since = now
         else:
-            self.waits_for = self._run_host.describe_missing(present, absent)
+            self.waits_for = self._no_rollback or self._run_host.describe_missing(present, absent)
         return self.waits_for
