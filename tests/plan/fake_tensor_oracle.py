@@ -19,6 +19,7 @@ from thinpipe.config.model import ExecutionConfig, ModelConfig
 from thinpipe.config.model_family import MAX_LOGITS, AttentionKernel, vocabulary_chunk
 from thinpipe.config.precision import Recipe
 from thinpipe.config.run import RunConfig
+from thinpipe.device.precision import keep_casts
 from thinpipe.models.boundary_projection import OrthonormalProjection
 from thinpipe.models.decoder import Attention
 from thinpipe.models.model import Segment, build
@@ -56,6 +57,7 @@ def check_costs(
         with sdpa_kernel([SDPBackend.MATH] if attention == "math" else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
             saved = count_saved_activations(segment, config.execution, **sizes)  # type: ignore[arg-type]
         assert (cost.activation_nbytes, cost.peak_extra_nbytes) == (saved.nbytes, saved.peak_extra_nbytes), index
+        assert cost.copies_nbytes == saved.copies_nbytes, index
     assert cost_model.shared_nbytes(model, config) == shared_nbytes(model, config)
 
 
@@ -136,7 +138,7 @@ def _memory_nbytes(segment: Segment, config: RunConfig, microbatches: int) -> in
         tokens=config.training.seq_len,
         recipe=config.planned_recipe,
     )
-    gradients, held = weights, microbatches * saved.nbytes + saved.peak_extra_nbytes
+    gradients, held = weights, saved.copies_nbytes + microbatches * saved.nbytes + saved.peak_extra_nbytes
     # With one micro-batch, gradients are allocated as activations are freed, so the two do not add up. With more,
     # gradients stay allocated while the next micro-batch runs.
     beside = gradients + held if config.microbatches > 1 else max(gradients, held)
@@ -168,25 +170,29 @@ def count_saved_activations(
     """Activation memory of a segment that is on the meta device.
 
     The peak adds two gradients of the size of the largest saved tensor: the logits in the segment with the output head,
-    else a tensor inside an MLP. With activation checkpointing it also adds one recomputed block; by segment, all that
+    else a tensor inside an MLP. With activation checkpointing that of one recomputed block, or by segment of all that
     is recomputed, once head and loss are done with.
     """
     plain = replace(execution, compile=False, checkpoint_activations="none")
-    before_head, after_head = _saved_nbytes(segment, plain, batch, tokens, recipe)
+    before_head, after_head, copies = _saved_nbytes(segment, plain, batch, tokens, recipe)
     everything, loss = before_head + after_head, _peak_of_chunked_loss(segment, batch * tokens, recipe)
     if execution.checkpoint_activations == "none":
-        return SavedActivations(nbytes=sum(everything), peak_extra_nbytes=max(2 * max(everything), loss))
-    inputs, output = _saved_nbytes(segment, replace(execution, compile=False), batch, tokens, recipe)
-    outside = sum(inputs) + sum(output)
+        return SavedActivations(
+            nbytes=sum(everything) - sum(copies),
+            peak_extra_nbytes=max(2 * max(everything), loss),
+            copies_nbytes=sum(copies),
+        )
+    inputs, output, copies = _saved_nbytes(segment, replace(execution, compile=False), batch, tokens, recipe)
+    outside, freed = sum(inputs) + sum(output), 0 if segment.last is None else sum(output)
+    assert not copies, "what is computed again would be kept"
     if execution.checkpoint_activations == "segment":
         recomputed = list((Counter(everything) - Counter(inputs[:1]) - Counter(output)).elements())
-        freed = 0 if segment.last is None else sum(output)
         peak = max(2 * max(output), sum(recomputed) + 2 * max(recomputed) - freed)
         return SavedActivations(nbytes=outside, peak_extra_nbytes=max(peak, loss))
     one_block = (sum(everything) - outside) // len(segment.blocks)
     # Block inputs are counted in `outside`, except for the base of a subspace stream.
     base = batch * tokens * segment.config.dim * recipe.itemsize if isinstance(segment.space, Subspace) else 0
-    peak = max(0, one_block) + 2 * max(everything)
+    peak = max(2 * max(output), max(0, one_block) + 2 * max(before_head) - freed)
     return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(peak, loss))
 
 
@@ -211,30 +217,46 @@ def _peak_of_chunked_loss(segment: Segment, tokens: int, recipe: Recipe) -> int:
 
 def _saved_nbytes(
     segment: Segment, execution: ExecutionConfig, batch: int, tokens: int, recipe: Recipe
-) -> tuple[list[int], list[int]]:
+) -> tuple[list[int], list[int], list[int]]:
     """Bytes of every storage that autograd saves, without parameters and buffers; views of one storage count once.
-    Before, and in or after, head and loss or the message to the next segment."""
+    Before, and in or after, head and loss or the message to the next segment; and those that the next micro-batch saves
+    too."""
     before, dtype = (segment.execution, segment.autocast_bf16), getattr(torch, recipe.weights)
     segment.execution, segment.autocast_bf16 = execution, recipe.autocast_bf16
     saved: dict[int, Tensor] = {}
+    saved_again: set[int] = set()
     before_head: list[int] = []
 
     def save(tensor: Tensor) -> Tensor:
         saved[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
+    def note(tensor: Tensor) -> None:
+        saved_again.add(tensor.untyped_storage()._cdata)
+
     heads = [] if segment.last is None else [segment.last]
     hooks = [head.register_forward_pre_hook(lambda *_: before_head.extend(saved)) for head in heads]
     try:
         with FakeTensorMode():
             own = _fake_tensors(segment, dtype)
-            ids_BW = torch.zeros(batch, tokens + 1, dtype=torch.int64)
-            received = torch.zeros(batch, tokens, segment.config.state_width, dtype=dtype, requires_grad=True)
-            state = received if segment.first is None else None
-            with saved_tensors_hooks(save, lambda tensor: tensor):
+
+            def run_microbatch() -> Tensor:
+                ids_BW = torch.zeros(batch, tokens + 1, dtype=torch.int64)
+                received = torch.zeros(batch, tokens, segment.config.state_width, dtype=dtype, requires_grad=True)
+                state = received if segment.first is None else None
                 options = {"dropout_seed": 0, "targets_BT": ids_BW[:, 1:]}
                 out: Tensor = functional_call(segment, own, (ids_BW[:, :-1], state), options)
-                out = out if segment.last is None else out.mean()
+                return out if segment.last is None else out.mean()
+
+            with keep_casts():
+                with saved_tensors_hooks(save, lambda tensor: tensor):
+                    out = run_microbatch()
+                for hook in hooks:
+                    hook.remove()
+                with saved_tensors_hooks(
+                    lambda tensor: saved_again.add(tensor.untyped_storage()._cdata), lambda tensor: tensor
+                ):
+                    run_microbatch()
             if segment.last is None:
                 saved.pop(out.untyped_storage()._cdata, None)
                 before_head.extend(saved)
@@ -244,6 +266,7 @@ def _saved_nbytes(
             return (
                 [nbytes for key, nbytes in sizes.items() if key in before_head],
                 [nbytes for key, nbytes in sizes.items() if key not in before_head],
+                [nbytes for key, nbytes in sizes.items() if key in saved_again],
             )
     finally:
         segment.execution, segment.autocast_bf16 = before

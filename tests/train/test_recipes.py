@@ -1,11 +1,13 @@
 """Runs in bfloat16: equal in every placement and after a resume, with the bytes that the cost model states."""
 
+import contextlib
 import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.programs import files_of, steps_of
 from tests.train.test_processes import finish, placed, start
@@ -48,6 +50,23 @@ def test_a_bf16_run_is_equal_in_every_placement_and_after_a_resume(bf16_config):
     assert {tensors[f"blocks.0.mlp.{name}.weight:exp_avg"].dtype for name in ("up_proj", "down_proj")} == {torch.int8}
 
 
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
+def test_a_mixed_run_is_equal_in_every_placement(run_config, schedule):
+    config = with_precision(run_config, "bf16-mixed")
+    config = replace(
+        config,
+        model=replace(config.model, n_layers=4, boundaries=(1, 2, 3)),
+        parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=2),
+    )
+    alone = placed(config, 1, "alone")
+    Trainer(alone).train()
+    pair = placed(config, 2, schedule, pipeline_parallel_schedule=schedule)
+    code, printed = finish(start(pair))
+    assert code == 0, printed
+    assert [event.loss for event in steps_of(pair)] == [event.loss for event in steps_of(alone)]
+    assert files_of(pair, 12) == files_of(alone, 12)
+
+
 def test_losses_and_norms_of_bf16_are_near_those_of_float32(bf16_config):
     losses, norms = [], []
     for precision in ("fp32", "bf16-mixed", "bf16"):
@@ -60,6 +79,45 @@ def test_losses_and_norms_of_bf16_are_near_those_of_float32(bf16_config):
         for other in others:
             assert other != exact
             assert other == pytest.approx(exact, rel=bound)
+
+
+class CountedCasts(TorchDispatchMode):
+    """Counts copies of these tensors into bfloat16."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.wanted, self.count = {tensor.untyped_storage().data_ptr() for tensor in tensors}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and (kwargs or {}).get("dtype") == torch.bfloat16:
+            self.count += args[0].untyped_storage().data_ptr() in self.wanted
+        return func(*args, **(kwargs or {}))
+
+
+def test_micro_batches_share_the_copies_of_weights_unless_these_are_made_again(run_config, monkeypatch):
+    parallelism = ParallelismConfig(pipeline_parallel_microbatch_size=2)
+    config = replace(with_precision(run_config, "bf16-mixed"), parallelism=parallelism)
+    assert config.microbatches == 4
+
+    def step(config):
+        engine = Engine(config, config.model.resolve(64))
+        weights = [parameter for parameter in engine.parameters.values() if parameter.dim() == 2]
+        results = []
+        with CountedCasts(weights) as casts:
+            for index in range(2):
+                ids_BW = np.random.default_rng(index).integers(64, size=(8, 17))
+                results.append(engine.step(index, ids_BW, lr=1e-2).loss)
+        return results, casts.count / 2
+
+    shared, once = step(config)
+    checkpointed = replace(config, execution=replace(config.execution, checkpoint_activations="block"))
+    again, twice = step(checkpointed)
+    monkeypatch.setattr("thinpipe.training.engine.keep_casts", contextlib.nullcontext)
+    alone, each = step(config)
+    assert shared == alone == again
+    assert once > 0
+    assert each == once * config.microbatches
+    assert each < twice <= 2 * each
 
 
 def test_sums_are_divided_and_clipped_in_the_update(bf16_config):

@@ -1,4 +1,7 @@
-"""Units of a device for narrow numbers."""
+"""Units of a device for narrow numbers, and the narrow copies of weights that they read."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -16,3 +19,15 @@ def set_float32_products(device: torch.device, *, tf32: bool) -> None:
     exactly. A setting of the whole process. Other devices have no TF32."""
     if device.type == "cuda":
         torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
+
+
+@contextmanager
+def keep_casts() -> Iterator[None]:
+    """Lets all forward passes inside share the copies that autocast makes of weights. Autocast drops its copies at the
+    end of a pass, so that every micro-batch in flight would keep its own. The weights must not change inside."""
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()

@@ -79,7 +79,9 @@ class Segment(nn.Module):
         ValueError if the seed is missing, or if the tokens exceed max_seq_len or the cache.
         """
         start = self._first_position(ids_BT.shape[1], cache)
-        with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.autocast_bf16):
+        device, caches = ids_BT.device.type, self.execution.checkpoint_activations == "none"
+        # A checkpointed block keeps no copies of its weights: autocast makes them again when it is computed again.
+        with torch.autocast(device, torch.bfloat16, enabled=self.autocast_bf16, cache_enabled=caches):
             if self.execution.checkpoint_activations == "segment" and cache is None:
                 stream = _checkpointed(self._run_blocks, ids_BT, state, None, start, dropout_seed)
             else:

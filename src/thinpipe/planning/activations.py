@@ -35,6 +35,8 @@ class SavedActivations:
     """Bytes held from the forward to the backward pass."""
     peak_extra_nbytes: int
     """Additional bytes while the segment computes."""
+    copies_nbytes: int = 0
+    """bfloat16 copies of weights that all micro-batches of a step share (`device.precision.keep_casts`)."""
 
 
 def count_saved_activations(
@@ -50,9 +52,12 @@ def count_saved_activations(
     match config.execution.checkpoint_activations:
         case "none":
             everything = ids + ends + blocks + basis + _output(run, shapes, ids)
-            saved = SavedActivations(nbytes=sum(everything), peak_extra_nbytes=2 * max(everything))
+            copies = sum(_copies(run, shapes))
+            saved = SavedActivations(
+                nbytes=sum(everything) - copies, peak_extra_nbytes=2 * max(everything), copies_nbytes=copies
+            )
         case "block":
-            saved = _with_checkpointed_blocks(run, shapes, ids + ends + _output(run, shapes, ids), blocks, basis)
+            saved = _with_checkpointed_blocks(run, shapes, ids + ends, blocks, basis, _output(run, shapes, ids))
         case "segment":
             saved = _with_checkpointed_segment(run, shapes, ends + blocks, basis)
     return replace(saved, peak_extra_nbytes=max(saved.peak_extra_nbytes, _peak_of_chunked_loss(run, shapes)))
@@ -136,17 +141,26 @@ class _SegmentPass:
 
 
 def _with_checkpointed_blocks(
-    run: _SegmentPass, shapes: SegmentShapes, ends: list[int], blocks: list[int], basis: list[int]
+    run: _SegmentPass,
+    shapes: SegmentShapes,
+    before: list[int],
+    blocks: list[int],
+    basis: list[int],
+    output: list[int],
 ) -> SavedActivations:
-    """Keeps the input of each block, and recomputes one block at a time. `ends`: saved outside of the blocks."""
-    model, everything = run.model, ends + blocks + basis
+    """Keeps the input of each block, and recomputes one block at a time, after head and loss are done with. `before`,
+    `output`: saved before and after the blocks."""
+    model, everything = run.model, before + blocks + basis + output
     entering = run.each(model.subspace.width or model.dim if run.in_subspace else model.dim, run.itemsize)
-    outside = sum(ends) + len(shapes.blocks) * entering
+    outside = sum(before) + sum(output) + len(shapes.blocks) * entering
     if shapes.last or not run.in_subspace:
         outside += sum(basis)  # the stream is reconstructed outside of checkpointed blocks
     one_block = (sum(everything) - outside) // len(shapes.blocks)
     base = run.each(model.dim, run.itemsize) if run.in_subspace else 0
-    return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(0, one_block) + 2 * max(everything))
+    by_last = basis if run.in_subspace else []  # the head reads the basis, outside of the blocks
+    freed = sum(output + by_last) if shapes.last else 0
+    peak = max(2 * max(output), max(0, one_block) + 2 * max(before + blocks + basis) - freed)
+    return SavedActivations(nbytes=outside + base, peak_extra_nbytes=peak)
 
 
 def _with_checkpointed_segment(
@@ -161,6 +175,14 @@ def _with_checkpointed_segment(
     freed = sum(output) if shapes.last else 0
     peak = max(2 * max(output), sum(recomputed) + 2 * max(recomputed) - freed)
     return SavedActivations(nbytes=sum(inputs) + sum(output), peak_extra_nbytes=peak)
+
+
+def _copies(run: _SegmentPass, shapes: SegmentShapes) -> list[int]:
+    """Bytes of the bfloat16 copies of all matrices that products under autocast read."""
+    is_bottleneck = run.model.projection.kind == "bottleneck"
+    ends = shapes.first + shapes.token_prior + (shapes.down_projection if is_bottleneck else ())
+    last = () if run.has_chunked_loss else shapes.last
+    return run.copies(ends + last) + run.block_copies(shapes.block) * len(shapes.blocks)
 
 
 def _looks_up_ids(run: _SegmentPass, shapes: SegmentShapes) -> bool:

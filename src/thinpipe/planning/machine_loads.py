@@ -99,6 +99,7 @@ def process_memory(
         held[stage] * costs[segment].activation_nbytes for stage in stages for segment in placement.stages[stage]
     )
     activations = int(activation_factor * (saved_nbytes + max(cost.peak_extra_nbytes for cost in mine)))
+    activations += sum(cost.copies_nbytes for cost in mine)
     gradients = sum(cost.gradients_nbytes for cost in mine)
     if config.microbatches == 1:  # gradients are allocated while activations are freed
         activations = max(0, activations - gradients)

@@ -12,8 +12,8 @@ FLOPs per token, forward and backward, for sequence length S, model width D and 
     8 for 6                   in the head, where the logits are too many to exist at once (`models/token_losses.py`)
 
 Memory: weights, gradients and optimizer moments; saved activations of a micro-batch (`planning/activations.py`) times
-the number of micro-batches in flight; and temporary tensors of a running segment. Bytes of tensors only: Python, torch
-and its libraries come on top.
+the number of micro-batches in flight; under autocast, bfloat16 copies of matrices; and temporary tensors of a running
+segment. Bytes of tensors only: Python, torch and its libraries come on top.
 
 Checked against torch's fake tensors, to the byte and operation, in `tests/plan/test_segment_costs.py`, and against real
 steps in `tests/train/test_costs.py`: for 15 whole models on a CPU (Llama and GPT-2, dense and subspace, three sizes of
@@ -51,6 +51,8 @@ class SegmentCost:
     """Activations saved by one micro-batch between its forward and its backward pass."""
     peak_extra_nbytes: int
     """Additional bytes while the segment computes."""
+    copies_nbytes: int = 0
+    """bfloat16 copies of weights, from the first forward to the last backward pass of a step."""
     offloaded_nbytes: int = 0
     """Part of `optimiser_nbytes` that is in the host's memory, if the device has memory of its own."""
     masters_nbytes: int = 0
@@ -118,7 +120,7 @@ def memory_nbytes(cost: SegmentCost, config: RunConfig, n_microbatches: int) -> 
     """Peak bytes of a segment with `n_microbatches` in flight, on a device with memory of its own. Gradients replace
     activations as the backward pass goes, but with several micro-batches they stay while the next one needs its
     activations; the update comes when activations are gone."""
-    held = n_microbatches * cost.activation_nbytes + cost.peak_extra_nbytes
+    held = cost.copies_nbytes + n_microbatches * cost.activation_nbytes + cost.peak_extra_nbytes
     backward = cost.gradients_nbytes + held if config.microbatches > 1 else max(cost.gradients_nbytes, held)
     state = cost.device_weights_nbytes + cost.optimiser_nbytes - cost.offloaded_nbytes
     return state + max(backward, cost.gradients_nbytes + cost.update_nbytes)
@@ -157,6 +159,7 @@ def _larger(costs: Sequence[SegmentCost]) -> SegmentCost:
         costs[0],
         activation_nbytes=max(cost.activation_nbytes for cost in costs),
         peak_extra_nbytes=max(cost.peak_extra_nbytes for cost in costs),
+        copies_nbytes=max(cost.copies_nbytes for cost in costs),
     )
 
 
@@ -183,6 +186,7 @@ def _cost(
         + (_streamed_nbytes(config, shapes, moments) if is_offloaded else 0),
         activation_nbytes=saved.nbytes,
         peak_extra_nbytes=saved.peak_extra_nbytes,
+        copies_nbytes=saved.copies_nbytes,
         tables_nbytes=itemsize * sum(each.numel for each in shapes.unique_parameters if each.is_table),
     )
 

@@ -23,6 +23,7 @@ from thinpipe.planning.segment_costs import memory_nbytes, segment_costs, shared
 from thinpipe.selftest.check import RECIPE_NAMES, Figures, RecipeName, Subject
 from thinpipe.selftest.workload import Size, language, run_config
 from thinpipe.training.engine import Engine
+from thinpipe.training.memory_check import kernel_of
 
 SIZES: dict[str, Size] = {
     "activations": Size(dim=256, layers=4, batch=2, microbatch=1, tokens=512, vocabulary=8192),
@@ -51,7 +52,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 def predicted_nbytes(config: RunConfig, vocabulary: int) -> tuple[int, int]:
     """Peak bytes of a step by the cost model, and the part of activations and temporary tensors in it."""
     model = config.model.resolve(vocabulary)
-    [cost] = segment_costs(model, config)
+    [cost] = segment_costs(model, config, kernel_of(config, model, choose_device(config.training.device)))
     whole = memory_nbytes(cost, config, 1) + shared_nbytes(model, config)
     return whole, cost.activation_nbytes + cost.peak_extra_nbytes
 
@@ -62,7 +63,9 @@ def check_memory(what: str, subject: Subject) -> tuple[Finding, Figures]:
     measured = _in_other_process(subject, recipe, sizes) if subject.is_cpu else measure(subject.device, recipe, sizes)
     ratios: Figures = {}
     for name, size in sizes.items():
-        predicted, activations = predicted_nbytes(run_config(size, subject.device, recipe), size.vocabulary)
+        predicted, activations = predicted_nbytes(
+            run_config(size, subject.device, recipe), size.vocabulary, subject.device
+        )
         peak = measured.peaks[name]
         ratios[name] = round(predicted / peak.allocated_nbytes, 4)
         if name == "activations":

@@ -79,10 +79,11 @@ class GrassmannTracker:
 
     @torch.no_grad()
     def observe(self, gradient_BTD: Tensor) -> None:
-        with torch.autocast(gradient_BTD.device.type, enabled=False):
-            gradient_ND = gradient_BTD.flatten(0, -2).to(self.su_DK.dtype)
-            self.su_DK.addmm_(gradient_ND.T, gradient_ND @ self.basis.matrix_DK)
-            self.trace += gradient_ND.square().sum()
+        """Adds the gradients of a backward pass. Called outside of autocast, as backward passes are: its end in torch's
+        thread for the device would drop the copies that all passes share (`device.precision.keep_casts`)."""
+        gradient_ND = gradient_BTD.flatten(0, -2).to(self.su_DK.dtype)
+        self.su_DK.addmm_(gradient_ND.T, gradient_ND @ self.basis.matrix_DK)
+        self.trace += gradient_ND.square().sum()
 
     def propose(self) -> Basis:
         """The basis after one Riemannian step, with the next version; the same matrix if all gradients were zero."""

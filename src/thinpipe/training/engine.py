@@ -25,7 +25,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.events import LinkTraffic
 from thinpipe.device.choice import choose_device, make_current
 from thinpipe.device.memory import device_name, peak_nbytes
-from thinpipe.device.precision import has_bf16_units, set_float32_products
+from thinpipe.device.precision import has_bf16_units, keep_casts, set_float32_products
 from thinpipe.models import Model, ModelConfig, build, materialise
 from thinpipe.optim import RowwiseAdamW
 from thinpipe.optim.gradient_sums import GradientSums, gradient_norms
@@ -194,7 +194,8 @@ class Engine:
         for method in self.methods:
             method.snapshot()
         before = None if self.tracker is None else (self.tracker.su_DK.clone(), self.tracker.trace.clone())
-        loss = self.runner.gradients(index, self._microbatches(ids_BW))
+        with keep_casts():
+            loss = self.runner.gradients(index, self._microbatches(ids_BW))
         if self.gradient_sums is not None:
             self.gradient_sums.finish()
         outcome = self._outcome(loss, stop=asked_to_stop())
@@ -225,7 +226,7 @@ class Engine:
         ends = [(boundary, forward) for boundary in range(len(self.methods)) for forward in (True, False)]
         not_finite, outliers = self.sanity.not_finite(), self.sanity.outliers()
         waited = sum(part.waited_seconds for part in received.values())
-        seconds, held = self.runner.seconds, float(self._peak_nbytes())
+        seconds, held = self.runner.seconds, float(peak_nbytes(self.device))
         shared = iter(
             self.collectives.all_reduce_sum(
                 [
@@ -261,9 +262,6 @@ class Engine:
         ]
         busy = [1 - wait / whole if whole else 0.0 for wait, whole in zip(idle, took, strict=True)] if links else []
         return StepOutcome(total_loss, grad_norm, fault, stop=stops > 0, links=links, busy=busy, memory=memory)
-
-    def _peak_nbytes(self) -> int:
-        return peak_nbytes(self.device)
 
     def _check_same_hashes(self) -> None:
         """Raises UserError unless all processes have the same basis and fixed tables. Collective call."""
