@@ -63,9 +63,7 @@ def check_memory(what: str, subject: Subject) -> tuple[Finding, Figures]:
     measured = _in_other_process(subject, recipe, sizes) if subject.is_cpu else measure(subject.device, recipe, sizes)
     ratios: Figures = {}
     for name, size in sizes.items():
-        predicted, activations = predicted_nbytes(
-            run_config(size, subject.device, recipe), size.vocabulary, subject.device
-        )
+        predicted, activations = predicted_nbytes(run_config(size, subject.device, recipe), size.vocabulary)
         peak = measured.peaks[name]
         ratios[name] = round(predicted / peak.allocated_nbytes, 4)
         if name == "activations":
