@@ -10,7 +10,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.planning.calibration import Calibration
 from thinpipe.planning.fitting import LocalFit, Need, machines_needed, memory_of_processes, ways_to_fit
 from thinpipe.planning.memory_budget import CONTEXT_NBYTES, FRAGMENTATION_SHARE, PROCESS_NBYTES, MemoryBudget
-from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes
+from thinpipe.planning.segment_costs import memory_nbytes, segment_costs, segment_needs, shared_nbytes
 
 MODEL = replace(PRESETS["llama-150m"], boundaries=(4, 8, 11))
 GB = 10**9
@@ -142,6 +142,9 @@ def test_auto_counts_as_the_larger_of_the_recipes_that_it_may_choose():
         for auto, wide, mixed in zip(*costs.values(), strict=True):
             assert auto.activation_nbytes == max(wide.activation_nbytes, mixed.activation_nbytes)
             assert auto.state_nbytes == wide.state_nbytes == mixed.state_nbytes
+            for in_flight in (1, 4):
+                auto_nbytes, *others = (memory_nbytes(cost, run_config(), in_flight) for cost in (auto, wide, mixed))
+                assert max(others) <= auto_nbytes < 1.03 * max(others)
 
 
 def test_offload_is_proposed_where_the_host_has_room_for_it_and_not_on_a_cpu():
