@@ -77,7 +77,7 @@ def test_the_launcher_of_processes(trained):
 def test_a_peer_before_it_trains(tmp_path):
     program = (
         "import thinpipe.swarm.peer.join; from thinpipe.swarm.peer.machine_probe import measure_machine; "
-        "from thinpipe.config.run import RunConfig; measure_machine(RunConfig(), dim=32, seconds=0.1)"
+        "from thinpipe.config.run import RunConfig; measure_machine(RunConfig(), dim=32, heads=(2, 1, 16), seconds=0.1)"
     )
     assert brought(program, tmp_path) == ""
 

@@ -1,11 +1,20 @@
 """Attention keeps no scores where a fused kernel exists, with keys and values repeated where only that brings it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from msgspec import structs
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from thinpipe.config.parameter_shapes import attention_heads
+from thinpipe.config.run import ParallelismConfig, RunConfig, TrainingConfig
 from thinpipe.device.attention import attention_kernel
 from thinpipe.models import ExecutionConfig, LlamaConfig, build, materialise
+from thinpipe.planning.partition import Traffic, make_partition
+from thinpipe.planning.segment_costs import needs_by_kernel
+from thinpipe.swarm.peer.machine_probe import measure_machine
+from thinpipe.swarm.protocol.machine_report import MachineReport
 
 TOKENS = 256
 LLAMA = LlamaConfig(
@@ -77,3 +86,30 @@ def test_keys_are_as_they_are_where_grouped_queries_are_fused(sim):  # noqa: ARG
     attention_kernel.cache_clear()
     (plain, _), (chosen, _) = step("cpu", choose=False), step("sim:0", choose=True)
     assert all(torch.equal(left, right) for left, right in zip(plain, chosen, strict=True))
+
+
+def test_a_peer_tells_its_kernel_and_gets_no_segment_that_needs_more_than_it_has(ungrouped):  # noqa: ARG001
+    config = RunConfig(
+        training=TrainingConfig(global_batch_size=4, seq_len=TOKENS, device="sim", precision="fp32"),
+        parallelism=ParallelismConfig(pipeline_parallel_microbatch_size=1),
+    )
+    processor = measure_machine(config, dim=64, heads=attention_heads(LLAMA), seconds=0.1)
+    assert processor.attention == "fused-repeated"
+    needs = needs_by_kernel(LLAMA, config)
+    assert all(need.memory_nbytes < need.attention_nbytes["fused-repeated"] for need in needs)
+    assert all(need.attention_nbytes["fused-repeated"] < need.attention_nbytes["math"] for need in needs)
+    memory_nbytes = sum(need.memory_nbytes for need in needs)
+
+    def placed(attention):
+        report = MachineReport(
+            processor=structs.replace(processor, attention=attention, memory_nbytes=memory_nbytes),
+            up_bps=1e9,
+            down_bps=1e9,
+            latency_s=0.1,
+            versions={},
+        )
+        machines = [replace(report.machine(name), flops=flops) for name, flops in (("fast", 1e12), ("slow", 1e3))]
+        traffic = Traffic(forward_nbytes=1, backward_nbytes=1)
+        return make_partition(needs, machines, traffic, hub_up_bps=1e9, hub_down_bps=1e9).stages
+
+    assert [len(placed(attention)) for attention in ("fused", "fused-repeated")] == [1, 2]

@@ -119,6 +119,11 @@ def _norm(model: ModelConfig, name: str) -> ParameterGroup:
     return (scale, Parameter(name=f"{name}.bias", shape=(model.dim,))) if model.spec.norm == "layer" else (scale,)
 
 
+def attention_heads(model: ModelConfig) -> tuple[int, int, int]:
+    """Number of query heads and of key heads in a block, and the width of a head."""
+    return model.n_heads, model.spec.attention.n_kv_heads(model), model.head_dim
+
+
 def attention_widths(model: ModelConfig) -> tuple[int, int, int]:
     """Numbers per token in the queries, keys and values of a block."""
     keys = model.spec.attention.n_kv_heads(model) * model.head_dim

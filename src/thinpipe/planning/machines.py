@@ -71,6 +71,7 @@ class Machine:
             host_memory_nbytes=self.host_memory_nbytes,
             up_bps=self.up_bps,
             down_bps=self.down_bps,
+            attention=self.attention,
         )
 
 

@@ -5,10 +5,12 @@ and receives gradients, and the last stage only the reverse. So a slow link cost
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from math import inf
+
+from thinpipe.config.model_family import AttentionKernel
 
 _BEAM_WIDTH = 128
 """Machine sets kept per set size. Up to 9 machines there are at most 126 sets of a size, so all are kept."""
@@ -30,6 +32,8 @@ class Machine:
     down_bps: float
     device_class: str = ""
     """Class of the device (`core.exactness`); empty: unknown."""
+    attention: AttentionKernel = "fused"
+    """Kernel of the model's attention on this machine."""
     excluded: frozenset[int] = frozenset()
     """Segments that the machine must not compute."""
 
@@ -41,7 +45,9 @@ class SegmentNeeds:
     flops_per_token: float
     """Floating-point operations per token, forward and backward."""
     memory_nbytes: int
-    """Bytes of the device."""
+    """Bytes of the device, with fused attention."""
+    attention_nbytes: Mapping[AttentionKernel, int] = field(default_factory=dict)
+    """Bytes of the device with other kernels of attention, if they differ."""
     host_nbytes: int = 0
     """Bytes of the host, if the device has memory of its own; else the device needs them too."""
 
@@ -138,7 +144,8 @@ def _reach(seconds: float, needs: Sequence[SegmentNeeds], machine: Machine, shar
 
 def needed_nbytes(need: SegmentNeeds, machine: Machine) -> int:
     """Bytes of a machine's device that a segment takes."""
-    return need.memory_nbytes + (need.host_nbytes if machine.host_memory_nbytes is None else 0)
+    on_device = need.attention_nbytes.get(machine.attention, need.memory_nbytes)
+    return on_device + (need.host_nbytes if machine.host_memory_nbytes is None else 0)
 
 
 def _free_host(machine: Machine) -> float:

@@ -20,7 +20,7 @@ from thinpipe.planning.machine_loads import MachineLoad, machine_load_of, peak_i
 from thinpipe.planning.machines import Hub, Machine, Machines
 from thinpipe.planning.messages import MessageSizes, message_sizes
 from thinpipe.planning.partition import make_partition
-from thinpipe.planning.segment_costs import SegmentCost, segment_costs, segment_needs, shared_nbytes
+from thinpipe.planning.segment_costs import SegmentCost, needs_by_kernel, segment_costs, shared_nbytes
 from thinpipe.planning.simulation.links import LinkSpec
 from thinpipe.planning.simulation.schedule_actions import Action, action_lists
 from thinpipe.planning.simulation.simulate import StageTimes, StepSpec, Timeline, simulate
@@ -257,7 +257,7 @@ def _place_like_hub(
     most = config.microbatches if schedule == "1F1B" else None
     try:
         found = make_partition(
-            segment_needs(costs, config),
+            needs_by_kernel(model, config),
             [machine.as_assignable() for machine in machines.machines],
             messages.traffic(config),
             hub_up_bps=machines.hub.up_bps,

@@ -23,6 +23,7 @@ FLOPs are within 2 % of torch's own count, within 10 % with activation checkpoin
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.model_family import AttentionKernel, vocabulary_chunk
@@ -113,6 +114,16 @@ def segment_needs(
             host_nbytes=cost.host_nbytes,
         )
         for index, cost in enumerate(costs)
+    ]
+
+
+def needs_by_kernel(model: ModelConfig, config: RunConfig) -> list[SegmentNeeds]:
+    """Needs of every segment on machines that may have different kernels of attention."""
+    kernels: tuple[AttentionKernel, ...] = get_args(AttentionKernel)
+    by_kernel = {kernel: segment_needs(segment_costs(model, config, kernel), config) for kernel in kernels}
+    return [
+        replace(needs, attention_nbytes={kernel: by_kernel[kernel][index].memory_nbytes for kernel in kernels})
+        for index, needs in enumerate(by_kernel["fused"])
     ]
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.model_family import AttentionKernel
-from thinpipe.config.parameter_shapes import attention_widths
-from thinpipe.config.precision import recipe_of
+from thinpipe.config.parameter_shapes import attention_heads
+from thinpipe.config.precision import Recipe, recipe_of
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.device.host import free_host_nbytes, is_surely_cpu, processor_name
@@ -84,14 +84,18 @@ def local_fit(config: RunConfig, model: ModelConfig, device: "torch.device") -> 
 
 def kernel_of(config: RunConfig, model: ModelConfig, device: "torch.device") -> AttentionKernel:
     """Kernel of attention in training on this device."""
+    return kernel_for(config.planned_recipe, attention_heads(model), device)
+
+
+def kernel_for(recipe: Recipe, heads: tuple[int, int, int], device: "torch.device") -> AttentionKernel:
+    """As `kernel_of`, for so many query heads, key heads and numbers in a head."""
     import torch
 
     from thinpipe.device.attention import attention_kernel
 
-    recipe, width = config.planned_recipe, model.head_dim
     dtype = torch.bfloat16 if recipe.uses_bf16 else getattr(torch, recipe.weights)
-    kv_heads = attention_widths(model)[1] // width
-    return attention_kernel(device, dtype, heads=model.n_heads, kv_heads=kv_heads, head_dim=width)
+    n_heads, kv_heads, width = heads
+    return attention_kernel(device, dtype, heads=n_heads, kv_heads=kv_heads, head_dim=width)
 
 
 def _with_recipe(config: RunConfig, device: "torch.device | None" = None) -> RunConfig:

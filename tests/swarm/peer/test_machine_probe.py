@@ -21,8 +21,9 @@ CONFIG = RunConfig(training=TrainingConfig(device="cpu", global_batch_size=4))
 @pytest.mark.parametrize("precision", ["auto", "bf16-mixed"])
 def test_a_machine_is_measured(precision):
     config = replace(CONFIG, training=replace(CONFIG.training, precision=precision))
-    report = measure_machine(config, dim=128, seconds=0.5)
+    report = measure_machine(config, dim=128, heads=(4, 2, 32), seconds=0.5)
     assert report.device
+    assert report.attention == "fused"
     assert report.threads == torch.get_num_threads()
     assert 0 < report.flops < 1e14
     assert 0 < report.memory_nbytes < psutil.virtual_memory().total
@@ -44,7 +45,7 @@ def test_flops_are_those_of_a_product_of_this_size():
 @pytest.mark.quiet
 def test_a_small_and_a_large_model_take_the_time_that_was_given():
     began = time.monotonic()
-    measure_machine(CONFIG, dim=128, seconds=0.5)
+    measure_machine(CONFIG, dim=128, heads=(4, 2, 32), seconds=0.5)
     assert time.monotonic() - began < 5
     began = time.monotonic()
     measure_flops(CPU, tokens=100_000, dim=1024, recipe=RECIPES["fp32"], seconds=0.5)

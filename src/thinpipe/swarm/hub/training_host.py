@@ -14,6 +14,7 @@ from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest, model_co
 from thinpipe.checkpoint.codec_state import segment_of_codec_state
 from thinpipe.checkpoint.state import versions
 from thinpipe.checkpoint.storage import is_layer_file, layer_of
+from thinpipe.config.parameter_shapes import attention_heads
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import DECODE_ERRORS, UserError
@@ -28,7 +29,7 @@ from thinpipe.data import Cursor
 from thinpipe.models.model import make_space
 from thinpipe.planning.messages import message_sizes
 from thinpipe.planning.partition import Machine, Partition, make_partition
-from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes
+from thinpipe.planning.segment_costs import needs_by_kernel, segment_costs, shared_nbytes
 from thinpipe.swarm.hub.commits.interval import CommitPlan, StepTimeEstimator, plan_commits, predict_step_seconds
 from thinpipe.swarm.hub.commits.log import COMMIT_LOG_FILE, CommitLog
 from thinpipe.swarm.hub.commits.lost_files import describe_missing_files, find_missing, set_aside
@@ -74,10 +75,14 @@ class TrainingHost:
         """The commit before `newest`, which standbys may still be mirroring."""
         self.missing: dict[str, str] = find_missing(self.newest)
         self.model = model_config_of(self.newest)
-        self.measure = Measure(concurrent=False, settings=dump_toml(settings_for_peers(config)), dim=self.model.dim)
-        costs = segment_costs(self.model, config)
-        self.needs = segment_needs(costs, config)
-        self.state_nbytes = [cost.state_nbytes for cost in costs]
+        self.measure = Measure(
+            concurrent=False,
+            settings=dump_toml(settings_for_peers(config)),
+            dim=self.model.dim,
+            heads=attention_heads(self.model),
+        )
+        self.needs = needs_by_kernel(self.model, config)
+        self.state_nbytes = [cost.state_nbytes for cost in segment_costs(self.model, config)]
         self.shared_nbytes = shared_nbytes(self.model, config)
         self.traffic = message_sizes(self.model, config).traffic(config)
         self.exactness = exactness_of(events_path(config.job.dump_folder))

@@ -246,7 +246,9 @@ class PeerProcess:
         self._print_once("measuring the speed of this machine and of its link to the hub")
         config = self._settings(wanted.settings)
         with deterministic_algorithms(config.debug.deterministic):
-            processor = measure_machine(config, dim=wanted.dim, memory_limit_nbytes=self.config.memory_nbytes)
+            processor = measure_machine(
+                config, dim=wanted.dim, heads=wanted.heads, memory_limit_nbytes=self.config.memory_nbytes
+            )
         rates, latency = measure_rates(connection), measure_latency(connection)
         self.report = MachineReport(
             processor=processor,

@@ -18,7 +18,7 @@ from thinpipe.device.device_class import device_class
 from thinpipe.device.memory import device_name
 from thinpipe.device.precision import has_bf16_units
 from thinpipe.swarm.protocol.machine_report import ProcessorReport
-from thinpipe.training.memory_check import device_budget
+from thinpipe.training.memory_check import device_budget, kernel_for
 
 _FIRST_TOKENS = 32
 """Number of tokens in the first, smallest measurement."""
@@ -27,17 +27,19 @@ _LONG_ENOUGH_SECONDS = 0.1
 
 
 def measure_machine(
-    config: RunConfig, *, dim: int, memory_limit_nbytes: int | None = None, seconds: float = 1.0
+    config: RunConfig,
+    *,
+    dim: int,
+    heads: tuple[int, int, int],
+    memory_limit_nbytes: int | None = None,
+    seconds: float = 1.0,
 ) -> ProcessorReport:
-    """Measures for about `seconds`. `dim`: hidden dimension of the model; `memory_limit_nbytes`: the owner's limit on
-    memory."""
+    """Measures for about `seconds`. `dim`: hidden dimension of the model; `heads`: number of query heads and of key
+    heads in a block, and their width; `memory_limit_nbytes`: the owner's limit on memory."""
     device = choose_device(config.training.device)
+    recipe = recipe_of(config.training.precision, has_bf16_units=has_bf16_units(device), device=device_name(device))
     flops = measure_flops(
-        device,
-        tokens=config.microbatch_size * config.training.seq_len,
-        dim=dim,
-        recipe=recipe_of(config.training.precision, has_bf16_units=has_bf16_units(device), device=device_name(device)),
-        seconds=seconds,
+        device, tokens=config.microbatch_size * config.training.seq_len, dim=dim, recipe=recipe, seconds=seconds
     )
     budget = device_budget(device)
     return ProcessorReport(
@@ -47,6 +49,7 @@ def measure_machine(
         flops=flops,
         memory_nbytes=budget.offered_nbytes(memory_limit_nbytes),
         host_memory_nbytes=budget.offered_host_nbytes,
+        attention=kernel_for(recipe, heads, device),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from thinpipe.config.model_family import AttentionKernel
 from thinpipe.core.events import PeerAssignment
 from thinpipe.core.units import format_bit_rate, format_bytes, format_flops
 from thinpipe.planning.partition import Machine
@@ -32,6 +33,8 @@ class ProcessorReport(msgspec.Struct, frozen=True, kw_only=True):
     host_memory_nbytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Memory of the host that a run may use beside that of the device, in bytes, for offloaded optimiser state. None:
     the device computes in the host's memory, or the peer's version does not tell."""
+    attention: AttentionKernel = "fused"
+    """Kernel of the model's attention on this device: it decides how much memory a segment takes."""
 
 
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +76,7 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
             up_bps=self.up_bps,
             down_bps=self.down_bps,
             device_class=sanitize(self.processor.device_class),
+            attention=self.processor.attention,
         )
 
     def place(self, name: str, segments: Sequence[int]) -> PeerAssignment:

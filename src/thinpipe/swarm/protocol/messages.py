@@ -22,6 +22,7 @@ MAX_TEXT_CHARACTERS = 500
 _Short = Annotated[str, msgspec.Meta(max_length=200)]
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARACTERS)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Heads = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,6 +134,8 @@ class Measure(Message, frozen=True, kw_only=True, tag="measure"):
     """Settings of the run as TOML; they determine the shapes and number formats to benchmark."""
     dim: int = 0
     """Hidden dimension of the model."""
+    heads: tuple[_Heads, _Heads, _Heads] = (1, 1, 1)
+    """Number of query heads and of key heads in a block, and the width of a head."""
 
 
 class Assignment(Message, frozen=True, kw_only=True, tag="assignment"):

@@ -115,6 +115,7 @@ def machines_from_status(status: Status, precision: Precision) -> Machines:
             up_bps=report.up_bps,
             down_bps=report.down_bps,
             latency_s=report.latency_s / 2,
+            attention=report.processor.attention,
         )
         for name, report in measured
     )
