@@ -3,11 +3,9 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from tests.programs import steps_of
 from thinpipe.checkpoint import Checkpoint
-from thinpipe.checkpoint.storage import CheckpointFolder
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
 from thinpipe.config.model import ProjectionConfig, SubspaceConfig
 from thinpipe.config.run import CheckpointConfig, ParallelismConfig

@@ -10,6 +10,7 @@ from thinpipe.core.events import (
     ExactnessLost,
     GenerationEnded,
     GenerationStarted,
+    LossRecomputed,
     PeerJoined,
     PeerLeft,
     Retried,
@@ -96,6 +97,14 @@ def format_event(event: AnyEvent) -> str:
             )
         case ExactnessLost():
             return f"no longer bit for bit what an undisturbed run computes: {event.reason}"
+        case LossRecomputed():
+            if not event.is_disputed:
+                return f"loss {event.reported:.4f}, computed again by the hub: {event.recomputed:.4f}"
+            return (
+                f"ALARM: loss {event.reported:.4f} was reported, and the hub computes {event.recomputed:.4f} from its "
+                f"commit. Either {' or '.join(event.peers)} reports false losses, or the commit is not what was "
+                "trained. Stop the run, remove who is to blame (`thinpipe kick`), and go back to an older checkpoint"
+            )
 
 
 def _number(value: float | None) -> str:

@@ -283,6 +283,25 @@ class ExactnessLost(Event, frozen=True, kw_only=True, tag="exactness_lost"):
     reason: str
 
 
+class LossRecomputed(Event, frozen=True, kw_only=True, tag="loss_recomputed"):
+    """The hub has computed the loss of a step again, from its commit before that step."""
+
+    step: int
+    reported: float
+    """The loss that was reported for this step."""
+    recomputed: float
+    band: float
+    """Largest relative difference that devices and kernels explain."""
+    peers: list[str]
+    """Peers that could have falsified the loss: the one with the last segment computes it, the first one reports it."""
+    seconds: float
+    """Time that it took the hub."""
+
+    @property
+    def is_disputed(self) -> bool:
+        return not abs(self.recomputed - self.reported) <= self.band * abs(self.recomputed)
+
+
 TrainingEvent = Started | Step | Retried | Skipped | Validated | BasisChanged | Saved | SaveFailed | Stopped
 """Events that a training process writes, or sends to its hub."""
 HubEvent = (
@@ -294,6 +313,7 @@ HubEvent = (
     | CheckpointRepaired
     | RolledBack
     | ExactnessLost
+    | LossRecomputed
 )
 """Events that only a hub writes; the hub rejects them from peers."""
 AnyEvent = TrainingEvent | HubEvent

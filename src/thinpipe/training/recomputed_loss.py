@@ -2,7 +2,7 @@
 
 The step after a checkpoint starts from the checkpoint's weights, basis, codec state and data cursor, and everything
 random in it is derived from the seed and the step. So whoever has checkpoint and tokens can tell its loss without
-trusting the processes that trained: to the bit on like devices, and within `BANDS` on others.
+trusting the processes that trained: to the bit on like devices, and within `loss_band` on others.
 """
 
 import tomllib
@@ -26,6 +26,15 @@ from thinpipe.pipeline.in_process_boundary import cross_boundary
 from thinpipe.pipeline.runner import mean_of
 from thinpipe.pipeline.stage_module import StageModule
 from thinpipe.training.data_loading import TokenSource
+
+_BAND, _BAND_OF_BF16 = 1e-3, 1e-2
+"""Relative differences of a loss between devices. Sums in another order differ by 1e-7 in float32 and by up to 1e-4 in
+matrix products of bfloat16 (docs/howto/selftest.md); messages of few bits may round the other way."""
+
+
+def loss_band(config: RunConfig) -> float:
+    """Largest relative difference between a loss and the same loss computed on another device."""
+    return _BAND if config.training.precision in ("fp32", "fp64") else _BAND_OF_BF16
 
 
 @torch.no_grad()
