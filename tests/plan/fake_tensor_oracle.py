@@ -54,6 +54,7 @@ def check_costs(
         assert cost.tables_nbytes == _tables_numel(segment) * dtype.itemsize, index
         assert cost.flops_per_token == flops_per_token(segment, config), index
         sizes = {"batch": config.microbatch_size, "tokens": config.training.seq_len, "recipe": config.planned_recipe}
+        sizes["sums_gradients"] = config.microbatches > 1
         with sdpa_kernel([SDPBackend.MATH] if attention == "math" else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
             saved = count_saved_activations(segment, config.execution, **sizes)  # type: ignore[arg-type]
         assert (cost.activation_nbytes, cost.peak_extra_nbytes) == (saved.nbytes, saved.peak_extra_nbytes), index
@@ -137,6 +138,7 @@ def _memory_nbytes(segment: Segment, config: RunConfig, microbatches: int) -> in
         batch=config.microbatch_size,
         tokens=config.training.seq_len,
         recipe=config.planned_recipe,
+        sums_gradients=config.microbatches > 1,
     )
     gradients, held = weights, saved.copies_nbytes + microbatches * saved.nbytes + saved.peak_extra_nbytes
     # With one micro-batch, gradients are allocated as activations are freed, so the two do not add up. With more,
@@ -165,21 +167,40 @@ def _like(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
 
 
 def count_saved_activations(
-    segment: Segment, execution: ExecutionConfig, *, batch: int, tokens: int, recipe: Recipe
+    segment: Segment, execution: ExecutionConfig, *, batch: int, tokens: int, recipe: Recipe, sums_gradients: bool
 ) -> SavedActivations:
-    """Activation memory of a segment that is on the meta device.
+    """Activation memory of a segment that is on the meta device. The gradient of a table comes when the activations of
+    its micro-batch are gone."""
+    found = _activations(segment, execution, batch, tokens, recipe, sums_gradients=sums_gradients)
+    modules = [module for module in segment.modules() if isinstance(module, nn.Embedding | FactorizedEmbedding)]
+    tables = [parameter.numel() for module in modules for parameter in module.parameters()] if sums_gradients else []
+    table = max(tables, default=0) * recipe.itemsize - found.nbytes
+    return replace(found, peak_extra_nbytes=max(found.peak_extra_nbytes, table))
 
-    The peak adds two gradients of the size of the largest saved tensor: the logits in the segment with the output head,
-    else a tensor inside an MLP. With activation checkpointing that of one recomputed block, or by segment of all that
-    is recomputed, once head and loss are done with.
+
+def _activations(
+    segment: Segment, execution: ExecutionConfig, batch: int, tokens: int, recipe: Recipe, *, sums_gradients: bool
+) -> SavedActivations:
+    """Without the gradients of tables. The peak adds two gradients of the size of the largest saved tensor: the logits
+    in the segment with the output head, else a tensor inside an MLP; or one of that size and that of the head, if it is
+    added to a sum over micro-batches (`sums_gradients`) or comes in bfloat16 first. With activation checkpointing that
+    of one recomputed block, or by segment of all that is recomputed, once head and loss are done with.
     """
+    head = None if _has_chunked_loss(segment, batch * tokens) else segment.last
+
+    def temporary(saved: list[int], part: nn.Module | None) -> int:
+        modules = [] if part is None else [*part.modules()]
+        matrix = max((module.weight.numel() for module in modules if isinstance(module, nn.Linear)), default=0)
+        nbytes = matrix * ((recipe.itemsize if sums_gradients else 0) + (2 if recipe.autocast_bf16 else 0))
+        return max(saved) + max(max(saved), nbytes)
+
     plain = replace(execution, compile=False, checkpoint_activations="none")
     before_head, after_head, copies = _saved_nbytes(segment, plain, batch, tokens, recipe)
     everything, loss = before_head + after_head, _peak_of_chunked_loss(segment, batch * tokens, recipe)
     if execution.checkpoint_activations == "none":
         return SavedActivations(
             nbytes=sum(everything) - sum(copies),
-            peak_extra_nbytes=max(2 * max(everything), loss),
+            peak_extra_nbytes=max(temporary(everything, head), loss),
             copies_nbytes=sum(copies),
         )
     inputs, output, copies = _saved_nbytes(segment, replace(execution, compile=False), batch, tokens, recipe)
@@ -187,12 +208,13 @@ def count_saved_activations(
     assert not copies, "what is computed again would be kept"
     if execution.checkpoint_activations == "segment":
         recomputed = list((Counter(everything) - Counter(inputs[:1]) - Counter(output)).elements())
-        peak = max(2 * max(output), sum(recomputed) + 2 * max(recomputed) - freed)
+        peak = max(temporary(output, head), sum(recomputed) + temporary(recomputed, None) - freed)
         return SavedActivations(nbytes=outside, peak_extra_nbytes=max(peak, loss))
     one_block = (sum(everything) - outside) // len(segment.blocks)
     # Block inputs are counted in `outside`, except for the base of a subspace stream.
     base = batch * tokens * segment.config.dim * recipe.itemsize if isinstance(segment.space, Subspace) else 0
-    peak = max(2 * max(output), max(0, one_block) + 2 * max(before_head) - freed)
+    recomputed_block = max(0, one_block) + temporary(before_head, None)
+    peak = max(temporary(output, head), recomputed_block - freed)
     return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(peak, loss))
 
 

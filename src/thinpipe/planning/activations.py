@@ -54,13 +54,17 @@ def count_saved_activations(
             everything = ids + ends + blocks + basis + _output(run, shapes, ids)
             copies = sum(_copies(run, shapes))
             saved = SavedActivations(
-                nbytes=sum(everything) - copies, peak_extra_nbytes=2 * max(everything), copies_nbytes=copies
+                nbytes=sum(everything) - copies,
+                peak_extra_nbytes=run.temporary(everything, run.plain_head(shapes)),
+                copies_nbytes=copies,
             )
         case "block":
             saved = _with_checkpointed_blocks(run, shapes, ids + ends, blocks, basis, _output(run, shapes, ids))
         case "segment":
             saved = _with_checkpointed_segment(run, shapes, ends + blocks, basis)
-    return replace(saved, peak_extra_nbytes=max(saved.peak_extra_nbytes, _peak_of_chunked_loss(run, shapes)))
+    table = _gradient_of_table(run, shapes) - saved.nbytes  # the micro-batch's activations are gone by then
+    peaks = saved.peak_extra_nbytes, _peak_of_chunked_loss(run, shapes), table
+    return replace(saved, peak_extra_nbytes=max(peaks))
 
 
 def masters_on_host(config: RunConfig, block: ParameterGroup) -> ParameterGroup:
@@ -121,6 +125,20 @@ class _SegmentPass:
         masters = masters_on_host(self.config, group)
         return self.copies(tuple(each for each in group if each not in masters))
 
+    def temporary(self, saved: list[int], group: ParameterGroup) -> int:
+        """Bytes of two gradients during the backward pass: both of the size of the largest saved tensor, or one of them
+        of the largest matrix in `group`, the head. The gradient of a matrix exists beside its sum over micro-batches,
+        and under autocast in bfloat16 too. Gradients of matrices in blocks are smaller than those of activations, or
+        not much larger."""
+        matrix = max((each.numel for each in group if each.is_matmul), default=0)
+        nbytes = matrix * self.itemsize if self.config.microbatches > 1 else 0
+        nbytes += matrix * BF16_NBYTES if self.uses_autocast else 0
+        return max(saved) + max(max(saved), nbytes)
+
+    def plain_head(self, shapes: SegmentShapes) -> ParameterGroup:
+        """Parameters of the head, unless the loss is computed in chunks, whose memory is counted by itself."""
+        return () if self.has_chunked_loss else shapes.last
+
     @property
     def has_chunked_loss(self) -> bool:
         """True if the logits of the micro-batch are too many to exist at once."""
@@ -159,7 +177,8 @@ def _with_checkpointed_blocks(
     base = run.each(model.dim, run.itemsize) if run.in_subspace else 0
     by_last = basis if run.in_subspace else []  # the head reads the basis, outside of the blocks
     freed = sum(output + by_last) if shapes.last else 0
-    peak = max(2 * max(output), max(0, one_block) + 2 * max(before + blocks + basis) - freed)
+    recomputed = max(0, one_block) + 2 * max(before + blocks + basis)
+    peak = max(run.temporary(output, run.plain_head(shapes)), recomputed - freed)
     return SavedActivations(nbytes=outside + base, peak_extra_nbytes=peak)
 
 
@@ -173,7 +192,7 @@ def _with_checkpointed_segment(
     last_reads_basis = bool(shapes.last) and run.in_subspace
     output, recomputed = (output + basis, recomputed) if last_reads_basis else (output, recomputed + basis)
     freed = sum(output) if shapes.last else 0
-    peak = max(2 * max(output), sum(recomputed) + 2 * max(recomputed) - freed)
+    peak = max(run.temporary(output, run.plain_head(shapes)), sum(recomputed) + 2 * max(recomputed) - freed)
     return SavedActivations(nbytes=sum(inputs) + sum(output), peak_extra_nbytes=peak)
 
 
@@ -181,8 +200,7 @@ def _copies(run: _SegmentPass, shapes: SegmentShapes) -> list[int]:
     """Bytes of the bfloat16 copies of all matrices that products under autocast read."""
     is_bottleneck = run.model.projection.kind == "bottleneck"
     ends = shapes.first + shapes.token_prior + (shapes.down_projection if is_bottleneck else ())
-    last = () if run.has_chunked_loss else shapes.last
-    return run.copies(ends + last) + run.block_copies(shapes.block) * len(shapes.blocks)
+    return run.copies(ends + run.plain_head(shapes)) + run.block_copies(shapes.block) * len(shapes.blocks)
 
 
 def _looks_up_ids(run: _SegmentPass, shapes: SegmentShapes) -> bool:
@@ -253,6 +271,14 @@ def _peak_of_chunked_loss(run: _SegmentPass, shapes: SegmentShapes) -> int:
     gradients = run.each(rows, run.matmul_itemsize) + rows * model.dim * run.matmul_itemsize
     states = run.each(model.dim, run.float32_itemsize + run.matmul_itemsize)
     return states + model.vocab_size * model.dim * run.itemsize + max(logits, gradients)
+
+
+def _gradient_of_table(run: _SegmentPass, shapes: SegmentShapes) -> int:
+    """Bytes of the gradient of the largest table, as large as the table, beside its sum over micro-batches."""
+    if run.config.microbatches == 1:
+        return 0
+    tables = [each.numel for each in shapes.first + shapes.token_prior if each.is_table]
+    return max(tables, default=0) * run.itemsize
 
 
 def _rms_norm(run: _SegmentPass) -> list[int]:

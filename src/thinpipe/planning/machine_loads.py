@@ -8,7 +8,7 @@ from thinpipe.config.run import RunConfig
 from thinpipe.pipeline.placement import Placement
 from thinpipe.planning.machines import Machine
 from thinpipe.planning.memory_budget import PROCESS_NBYTES
-from thinpipe.planning.segment_costs import SegmentCost, segment_costs, shared_nbytes, without_offload
+from thinpipe.planning.segment_costs import SegmentCost, segment_costs, shared_nbytes, update_nbytes, without_offload
 from thinpipe.planning.simulation.schedule_actions import Action, PassKind
 
 
@@ -104,7 +104,7 @@ def process_memory(
     if config.microbatches == 1:  # gradients are allocated while activations are freed
         activations = max(0, activations - gradients)
     assert not (in_host_memory and any(cost.host_nbytes for cost in mine))
-    update = 0 if in_host_memory else max(cost.update_nbytes for cost in mine)
+    update = 0 if in_host_memory else update_nbytes(mine)
     return MemoryUse(
         weights=sum(cost.device_weights_nbytes for cost in mine),
         gradients=gradients,

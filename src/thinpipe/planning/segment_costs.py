@@ -58,9 +58,10 @@ class SegmentCost:
     """Part of `optimiser_nbytes` that is in the host's memory, if the device has memory of its own."""
     masters_nbytes: int = 0
     """Part of `weights_nbytes` that is in the host's memory in float32, with bfloat16 copies on the device."""
-    update_nbytes: int = 0
-    """Bytes that a device with memory of its own needs during the update, when activations are gone: slices in float32,
-    optimizer state that comes from the host and returns."""
+    slices_nbytes: int = 0
+    """Bytes of the float32 slices in which a device with memory of its own updates, when activations are gone."""
+    streamed: tuple[tuple[int, int], ...] = ()
+    """Rows, and bytes of a row, of each parameter's state that comes from the host for the update and returns."""
     tables_nbytes: int
     """Part of `weights_nbytes`: tables looked up by token, bigram or position, and the matrices that project their rows
     up."""
@@ -134,7 +135,13 @@ def memory_nbytes(cost: SegmentCost, config: RunConfig, n_microbatches: int) -> 
     held = cost.copies_nbytes + n_microbatches * cost.activation_nbytes + cost.peak_extra_nbytes
     backward = cost.gradients_nbytes + held if config.microbatches > 1 else max(cost.gradients_nbytes, held)
     state = cost.device_weights_nbytes + cost.optimiser_nbytes - cost.offloaded_nbytes
-    return state + max(backward, cost.gradients_nbytes + cost.update_nbytes)
+    return state + max(backward, cost.gradients_nbytes + update_nbytes([cost]))
+
+
+def update_nbytes(costs: Sequence[SegmentCost]) -> int:
+    """Bytes that a device with memory of its own needs while it updates the parameters of these segments."""
+    streamed = [state for cost in costs for state in cost.streamed]
+    return max(cost.slices_nbytes for cost in costs) + streamed_nbytes(streamed)
 
 
 def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
@@ -192,8 +199,8 @@ def _cost(
         optimiser_nbytes=sum(moments),
         offloaded_nbytes=sum(moments) if is_offloaded else 0,
         masters_nbytes=sum(masters),
-        update_nbytes=recipe.update_nbytes(each.shape for each in shapes.unique_parameters)
-        + (_streamed_nbytes(config, shapes, moments) if is_offloaded else 0),
+        slices_nbytes=recipe.update_nbytes(each.shape for each in shapes.unique_parameters),
+        streamed=_streamed(config, shapes, moments) if is_offloaded else (),
         activation_nbytes=saved.nbytes,
         peak_extra_nbytes=saved.peak_extra_nbytes,
         copies_nbytes=saved.copies_nbytes,
@@ -201,15 +208,15 @@ def _cost(
     )
 
 
-def _streamed_nbytes(config: RunConfig, shapes: SegmentShapes, moments: Sequence[int]) -> int:
-    """Bytes of the buffers through which offloaded state passes; `moments`: bytes of each parameter's."""
+def _streamed(config: RunConfig, shapes: SegmentShapes, moments: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Rows, and bytes of a row, of each parameter's offloaded state; `moments`: bytes of each parameter's."""
     masters, itemsize = masters_on_host(config, shapes.block), config.planned_recipe.itemsize
     state = [
         nbytes + (itemsize * each.numel if each in masters else 0)
         for each, nbytes in zip(shapes.unique_parameters, moments, strict=True)
     ]
     rows = [each.shape[0] for each in shapes.unique_parameters]
-    return streamed_nbytes([(count, nbytes // count) for count, nbytes in zip(rows, state, strict=True)])
+    return tuple((count, nbytes // count) for count, nbytes in zip(rows, state, strict=True))
 
 
 def _flops_per_token(model: ModelConfig, config: RunConfig, index: int, shapes: SegmentShapes) -> tuple[float, float]:
