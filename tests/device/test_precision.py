@@ -12,7 +12,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.event_text import format_event_line
 from thinpipe.core.events import Started, read_events
 from thinpipe.core.run_folder import checkpoints_path, events_path
-from thinpipe.device.precision import set_float32_products
+from thinpipe.device.precision import has_bf16_units, set_float32_products
 from thinpipe.models import kv_cache
 from thinpipe.training.engine import Engine
 from thinpipe.training.trainer import Trainer
@@ -58,15 +58,30 @@ def test_a_recipe_that_was_asked_for_needs_no_reason(run_config):
 
 
 def test_float32_products_use_tf32_on_cuda_only_if_asked():
-    before = torch.backends.cuda.matmul.fp32_precision
+    before = torch.get_float32_matmul_precision()
     try:
         for tf32, found in ((True, "tf32"), (False, "ieee"), (True, "tf32")):
             set_float32_products(torch.device("cuda"), tf32=tf32)
             assert torch.backends.cuda.matmul.fp32_precision == found
+            assert (torch.get_float32_matmul_precision() != "highest") == tf32  # torch's compiler asks here
         set_float32_products(torch.device("cpu"), tf32=False)
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+        torch.set_float32_matmul_precision(before)
+
+
+def test_units_for_bfloat16_are_those_of_the_device_that_was_asked_for(sim, monkeypatch):
+    """In a machine with unlike cards: torch answers for its current one."""
+    asked = []
+
+    def supported(including_emulation=True):
+        asked.append(including_emulation)
+        return torch.accelerator.current_device_index() == 1
+
+    monkeypatch.setattr(sim, "is_bf16_supported", supported, raising=False)
+    assert [has_bf16_units(torch.device("sim", index)) for index in (0, 1, 0)] == [False, True, False]
+    assert asked == [False] * 3
+    assert torch.accelerator.current_device_index() == 0
 
 
 def test_a_bf16_run_goes_on_on_another_device_bit_for_bit(sim, run_config, monkeypatch):  # noqa: ARG001

@@ -11,14 +11,21 @@ from thinpipe.device.choice import device_module
 def has_bf16_units(device: torch.device) -> bool | None:
     """None if torch does not say so, as for processors and MPS."""
     supported = None if device.type == "cpu" else getattr(device_module(device), "is_bf16_supported", None)
-    return None if supported is None else bool(supported(including_emulation=False))
+    if supported is None:
+        return None
+    with torch.accelerator.device_index(device.index):  # torch answers for its current device
+        return bool(supported(including_emulation=False))
 
 
 def set_float32_products(device: torch.device, *, tf32: bool) -> None:
     """Whether CUDA computes products of float32 matrices with TF32 (10 mantissa bits), several times as fast, or
-    exactly. A setting of the whole process. Other devices have no TF32."""
+    exactly. A setting of the whole process. Other devices have no TF32.
+
+    Not by `torch.backends.cuda.matmul.fp32_precision`: once that is "tf32", `torch.get_float32_matmul_precision` raises
+    an error, and torch's compiler calls it.
+    """
     if device.type == "cuda":
-        torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
 
 
 @contextmanager
