@@ -1,5 +1,6 @@
 """What would make a run fit: settings in order of harm, no more of them than needed, and each with its true figure."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -108,6 +109,16 @@ def test_hosts_with_little_memory_need_more_machines_for_offloaded_state():
     roomy = MemoryBudget(place="card", free_nbytes=int(1.5 * GB), host_free_nbytes=32 * GB)
     poor = replace(roomy, host_free_nbytes=PROCESS_NBYTES + GB // 3)
     assert machines_needed(config, MODEL, poor)[0] > machines_needed(config, MODEL, roomy)[0]
+
+
+def test_advice_on_machines_counts_the_scores_that_the_device_keeps():
+    config = with_settings(run_config(), micro=1)
+    card = MemoryBudget(place="card", free_nbytes=int(2.5 * GB), host_free_nbytes=32 * GB)
+    fused, scores = (replace(fit(GB), budget=card, attention=kernel).advice(config) for kernel in ("fused", "math"))
+    counts = [
+        re.search(r"(\d+) machines .* with the settings as they are", "\n".join(said)) for said in (fused, scores)
+    ]
+    assert int(counts[1][1]) > int(counts[0][1])
 
 
 def test_processes_that_share_a_device_are_added():

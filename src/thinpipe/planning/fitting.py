@@ -221,10 +221,11 @@ class LocalFit:
         enough = bool(steps) and steps[-1].need.fits
         if steps and not enough:
             lines[-1] += ", still too much"
-        if machines := machines_needed(config, self.model, self.budget):
+        if machines := machines_needed(config, self.model, self.budget, self.attention):
             lines.append(f"{'or ' if lines else ''}{_on_machines(*machines)} with the settings as they are")
-        if steps and not enough and (machines := machines_needed(steps[-1].config, self.model, self.budget)):
-            lines.append(f"or {_on_machines(*machines)} with all of these settings")
+        if steps and not enough:
+            machines = machines_needed(steps[-1].config, self.model, self.budget, self.attention)
+            lines += [f"or {_on_machines(*machines)} with all of these settings"] if machines else []
         return lines or ["a smaller model, or a machine with more memory"]
 
 
@@ -254,11 +255,14 @@ def memory_of_processes(
     ]
 
 
-def machines_needed(config: RunConfig, model: ModelConfig, budget: MemoryBudget) -> tuple[int, int] | None:
-    """Smallest number of machines with this much memory that hold the model, cut between any two blocks, and the bytes
-    of the fullest device. None if a single block is too large, or if the batch has fewer sequences than machines."""
+def machines_needed(
+    config: RunConfig, model: ModelConfig, budget: MemoryBudget, attention: AttentionKernel = "fused"
+) -> tuple[int, int] | None:
+    """Smallest number of machines with this much memory and this kernel that hold the model, cut between any two
+    blocks, and the bytes of the fullest device. None if a single block is too large, or if the batch has fewer
+    sequences than machines."""
     finest = replace(model, boundaries=tuple(range(1, model.n_layers)), tied=False)
-    costs, shared = segment_costs(finest, config), shared_nbytes(finest, config)
+    costs, shared = segment_costs(finest, config, attention), shared_nbytes(finest, config)
     for number in range(2, min(model.n_layers, config.training.global_batch_size) + 1):
         needs = segment_needs(costs, _with_microbatches(config, number), processes=number)
         filled = _fill(needs, budget, budget.usable_nbytes - shared)
