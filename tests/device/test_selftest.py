@@ -15,6 +15,7 @@ from tests.device.sim import environment
 from tests.warm import run_warm
 from thinpipe.boundary.formats import FORMATS, FloatFormat
 from thinpipe.device.choice import choose_device
+from thinpipe.device.memory import MemoryPeak
 from thinpipe.selftest import copies, kernels, speed, steps
 from thinpipe.selftest.boundaries import check_boundaries, methods
 from thinpipe.selftest.check import Subject
@@ -199,6 +200,17 @@ def test_the_memory_law_of_a_recipe_is_judged(subject, monkeypatch, factor, stat
     assert finding.state == state, finding.text
     assert figures["memory"] == pytest.approx(factor, rel=0.15)
     assert subject.calibration.flops["bf16"] == figures["flops"]
+
+
+@pytest.mark.parametrize(("reserved", "share"), [(3 << 30, 0.5), (10**8, None)])
+def test_fragmentation_is_that_of_a_large_model(subject, monkeypatch, reserved, share):
+    """Of a small one it would be the rounding of the allocator, and take a part of a card for nothing."""
+    before = 1 << 30
+    peak = MemoryPeak(allocated_nbytes=reserved // 2 - before, reserved_nbytes=reserved)
+    monkeypatch.setattr(speed, "forget_memory_peak", lambda _device: before)
+    monkeypatch.setattr(speed, "memory_peak", lambda _device, _before: peak)
+    speed.check_recipe("recipe fp32", subject, recipe="fp32")
+    assert subject.calibration.fragmentation_share == share
 
 
 @pytest.mark.parametrize("kernel", ["fused", "math"])

@@ -26,11 +26,13 @@ from thinpipe.training.engine import Engine
 from thinpipe.training.memory_check import kernel_of
 
 SIZES: dict[str, Size] = {
-    "activations": Size(dim=256, layers=4, batch=2, microbatch=1, tokens=512, vocabulary=8192),
+    "activations": Size(dim=256, layers=4, batch=2, microbatch=1, tokens=640, vocabulary=8192),
     "one micro-batch": Size(dim=384, layers=4, batch=2, microbatch=2, tokens=256, vocabulary=8192),
     "weights": Size(dim=640, layers=3, batch=2, microbatch=1, tokens=128, vocabulary=8192),
 }
-"""Models of 150 to 300 MB by what takes most of the memory, ascending: some systems cannot forget a peak."""
+"""Models of 140 to 460 MB by what takes most of the memory, ascending: some systems cannot forget a peak. Activations
+calibrate the cost model, with more tokens than `MAX_FLOAT32_ATTENTION_TOKENS`: up to those the model counts float32
+attention, as on a CPU, and a card that needs less would seem to need less for long texts too."""
 _QUICK_SIZES = ("activations", "weights")
 MEMORY_BAND = 0.15
 """Largest relative difference of prediction and measurement. Tensors are counted to the byte; allocators round up."""
@@ -69,8 +71,6 @@ def check_memory(what: str, subject: Subject) -> tuple[Finding, Figures]:
         if name == "activations":
             factor = (peak.allocated_nbytes - (predicted - activations)) / activations
             subject.calibrate(activation_factor=factor if factor > 0 else None)
-            if peak.reserved_nbytes:
-                subject.calibrate(fragmentation_share=max(0.0, 1 - peak.allocated_nbytes / peak.reserved_nbytes))
     if not subject.quick and not subject.is_cpu:
         measured = _in_other_process(subject, recipe, {})
     subject.calibrate(overhead_nbytes=measured.overhead_nbytes)
