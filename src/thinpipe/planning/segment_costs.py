@@ -175,8 +175,8 @@ def _larger(costs: Sequence[SegmentCost]) -> SegmentCost:
     """The first, with the largest activations of all, and as much more as any needs for its copies of weights with one
     micro-batch in flight. With more in flight, what activations differ by outweighs the copies sooner."""
     saved, extra = (max(getattr(cost, part) for cost in costs) for part in ("activation_nbytes", "peak_extra_nbytes"))
-    spare = [saved - cost.activation_nbytes + extra - cost.peak_extra_nbytes for cost in costs]
-    copies = max(max(0, cost.copies_nbytes - room) for cost, room in zip(costs, spare, strict=True))
+    free = [saved - cost.activation_nbytes + extra - cost.peak_extra_nbytes for cost in costs]
+    copies = max(max(0, cost.copies_nbytes - room) for cost, room in zip(costs, free, strict=True))
     return replace(costs[0], activation_nbytes=saved, peak_extra_nbytes=extra, copies_nbytes=copies)
 
 

@@ -88,7 +88,7 @@ def kernel_of(config: RunConfig, model: ModelConfig, device: "torch.device") -> 
 
 
 def kernel_for(recipe: Recipe, heads: tuple[int, int, int], device: "torch.device") -> AttentionKernel:
-    """As `kernel_of`, for so many query heads, key heads and numbers in a head."""
+    """As `kernel_of`, for this many query heads, key heads and numbers in a head."""
     import torch
 
     from thinpipe.device.attention import attention_kernel

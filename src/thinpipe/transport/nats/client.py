@@ -108,7 +108,7 @@ def _client_class() -> type["Client"]:
 
     class UnendingClient(Client):
         """NATS client that drops a message which it cannot read, as one with malformed headers, which the server passes
-        on. nats-py's own read loop would end without a word, and with it the connection."""
+        on. nats-py's own read loop would end, no error being reported, and with it the connection."""
 
         async def _process_msg(self, sid: Any, subject: Any, reply: Any, data: bytes, headers: Any) -> None:
             try:
