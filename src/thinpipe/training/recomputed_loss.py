@@ -29,7 +29,7 @@ from thinpipe.training.data_loading import TokenSource
 
 _BAND, _BAND_OF_BF16 = 1e-3, 1e-2
 """Relative differences of a loss between devices. Sums in another order differ by 1e-7 in float32 and by up to 1e-4 in
-matrix products of bfloat16 (docs/howto/selftest.md); messages of few bits may round the other way."""
+matrix products of bfloat16 (docs/howto/selftest.md); messages of few bits may differ in a bit."""
 
 
 def loss_band(config: RunConfig) -> float:
