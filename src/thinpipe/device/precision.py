@@ -31,7 +31,8 @@ def set_float32_products(device: torch.device, *, tf32: bool) -> None:
 @contextmanager
 def keep_casts() -> Iterator[None]:
     """Lets all forward passes inside share the copies that autocast makes of weights. Autocast drops its copies at the
-    end of a pass, so that every micro-batch in flight would keep its own. The weights must not change inside."""
+    end of a pass, so that every micro-batch in flight would keep its own. Inside, weights must not change, and nothing
+    may run under `torch.no_grad`, whose copies have no gradient."""
     torch.autocast_increment_nesting()
     try:
         yield
