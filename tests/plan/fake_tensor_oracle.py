@@ -140,7 +140,10 @@ def _memory_nbytes(segment: Segment, config: RunConfig, microbatches: int) -> in
         recipe=config.planned_recipe,
         sums_gradients=config.microbatches > 1,
     )
-    gradients, held = weights, saved.copies_nbytes + microbatches * saved.nbytes + saved.peak_extra_nbytes
+    gradients, peak = weights, saved.peak_extra_nbytes
+    if microbatches > 1:  # gradients of shared copies wait for the end of a backward pass
+        peak = max(peak, saved.copies_nbytes - saved.nbytes)
+    held = saved.copies_nbytes + microbatches * saved.nbytes + peak
     # With one micro-batch, gradients are allocated as activations are freed, so the two do not add up. With more,
     # gradients stay allocated while the next micro-batch runs.
     beside = gradients + held if config.microbatches > 1 else max(gradients, held)
@@ -188,19 +191,23 @@ def _activations(
     """
     head = None if _has_chunked_loss(segment, batch * tokens) else segment.last
 
-    def temporary(saved: list[int], part: nn.Module | None) -> int:
-        modules = [] if part is None else [*part.modules()]
+    def temporary(saved: list[int]) -> int:
+        """Of the head and what it has saved."""
+        modules = [] if head is None else [*head.modules()]
         matrix = max((module.weight.numel() for module in modules if isinstance(module, nn.Linear)), default=0)
-        nbytes = matrix * ((recipe.itemsize if sums_gradients else 0) + (2 if recipe.autocast_bf16 else 0))
-        return max(saved) + max(max(saved), nbytes)
+        summed = matrix * recipe.itemsize if sums_gradients else 0
+        first = 2 * matrix if recipe.autocast_bf16 else summed
+        largest = max((Counter(saved) - Counter([2 * matrix] if recipe.autocast_bf16 else [])).elements())
+        return max(largest + max(largest, first), first + summed - sum(saved) if recipe.autocast_bf16 else 0)
 
     plain = replace(execution, compile=False, checkpoint_activations="none")
     before_head, after_head, copies = _saved_nbytes(segment, plain, batch, tokens, recipe)
     everything, loss = before_head + after_head, _peak_of_chunked_loss(segment, batch * tokens, recipe)
+    inside = 2 * max((Counter(everything) - Counter(copies)).elements())
     if execution.checkpoint_activations == "none":
         return SavedActivations(
             nbytes=sum(everything) - sum(copies),
-            peak_extra_nbytes=max(temporary(everything, head), loss),
+            peak_extra_nbytes=max(inside, temporary(after_head), loss),
             copies_nbytes=sum(copies),
         )
     inputs, output, copies = _saved_nbytes(segment, replace(execution, compile=False), batch, tokens, recipe)
@@ -208,13 +215,13 @@ def _activations(
     assert not copies, "what is computed again would be kept"
     if execution.checkpoint_activations == "segment":
         recomputed = list((Counter(everything) - Counter(inputs[:1]) - Counter(output)).elements())
-        peak = max(temporary(output, head), sum(recomputed) + temporary(recomputed, None) - freed)
+        peak = max(temporary(output), sum(recomputed) + 2 * max(recomputed) - freed)
         return SavedActivations(nbytes=outside, peak_extra_nbytes=max(peak, loss))
     one_block = (sum(everything) - outside) // len(segment.blocks)
     # Block inputs are counted in `outside`, except for the base of a subspace stream.
     base = batch * tokens * segment.config.dim * recipe.itemsize if isinstance(segment.space, Subspace) else 0
-    recomputed_block = max(0, one_block) + temporary(before_head, None)
-    peak = max(temporary(output, head), recomputed_block - freed)
+    recomputed_block = max(0, one_block) + 2 * max(before_head)
+    peak = max(temporary(output), recomputed_block - freed)
     return SavedActivations(nbytes=outside + base, peak_extra_nbytes=max(peak, loss))
 
 

@@ -1,6 +1,5 @@
 """Runs in bfloat16: equal in every placement and after a resume, with the bytes that the cost model states."""
 
-import contextlib
 import shutil
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from thinpipe.checkpoint import find_checkpoint
 from thinpipe.config.model import ProjectionConfig, SubspaceConfig
 from thinpipe.config.run import ModelSettings, ParallelismConfig, RunConfig, TrainingConfig
 from thinpipe.core.errors import UserError
+from thinpipe.device.precision import keep_casts
 from thinpipe.optim.bf16_update import read_moment
 from thinpipe.planning.segment_costs import segment_costs
 from thinpipe.training.engine import Engine
@@ -94,7 +94,7 @@ class CountedCasts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_micro_batches_share_the_copies_of_weights_unless_these_are_made_again(run_config, monkeypatch):
+def test_micro_batches_in_flight_share_the_copies_of_weights_unless_these_are_made_again(run_config, monkeypatch):
     parallelism = ParallelismConfig(pipeline_parallel_microbatch_size=2)
     config = replace(with_precision(run_config, "bf16-mixed"), parallelism=parallelism)
     assert config.microbatches == 4
@@ -109,11 +109,11 @@ def test_micro_batches_share_the_copies_of_weights_unless_these_are_made_again(r
                 results.append(engine.step(index, ids_BW, lr=1e-2).loss)
         return results, casts.count / 2
 
-    shared, once = step(config)
+    alone, each = step(config)
     checkpointed = replace(config, execution=replace(config.execution, checkpoint_activations="block"))
     again, twice = step(checkpointed)
-    monkeypatch.setattr("thinpipe.training.engine.keep_casts", contextlib.nullcontext)
-    alone, each = step(config)
+    monkeypatch.setattr("thinpipe.training.engine.nullcontext", keep_casts)  # as in a run of several processes
+    shared, once = step(config)
     assert shared == alone == again
     assert once > 0
     assert each == once * config.microbatches

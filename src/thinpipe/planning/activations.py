@@ -5,6 +5,7 @@ tensors, for CPU kernels; GPU kernels save about as much. Lists hold the bytes o
 operations save is counted once.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -36,7 +37,7 @@ class SavedActivations:
     peak_extra_nbytes: int
     """Additional bytes while the segment computes."""
     copies_nbytes: int = 0
-    """bfloat16 copies of weights that all micro-batches of a step share (`device.precision.keep_casts`)."""
+    """bfloat16 copies of weights, which all micro-batches in flight share (`device.precision.keep_casts`)."""
 
 
 def count_saved_activations(
@@ -52,11 +53,12 @@ def count_saved_activations(
     match config.execution.checkpoint_activations:
         case "none":
             everything = ids + ends + blocks + basis + _output(run, shapes, ids)
-            copies = sum(_copies(run, shapes))
+            copies, output = _copies(run, shapes), _output(run, shapes, ids)
+            inside = 2 * max((Counter(everything) - Counter(copies)).elements())
             saved = SavedActivations(
-                nbytes=sum(everything) - copies,
-                peak_extra_nbytes=run.temporary(everything, run.plain_head(shapes)),
-                copies_nbytes=copies,
+                nbytes=sum(everything) - sum(copies),
+                peak_extra_nbytes=max(inside, run.temporary(output, run.plain_head(shapes))),
+                copies_nbytes=sum(copies),
             )
         case "block":
             saved = _with_checkpointed_blocks(run, shapes, ids + ends, blocks, basis, _output(run, shapes, ids))
@@ -125,15 +127,17 @@ class _SegmentPass:
         masters = masters_on_host(self.config, group)
         return self.copies(tuple(each for each in group if each not in masters))
 
-    def temporary(self, saved: list[int], group: ParameterGroup) -> int:
-        """Bytes of two gradients during the backward pass: both of the size of the largest saved tensor, or one of them
-        of the largest matrix in `group`, the head. The gradient of a matrix exists beside its sum over micro-batches,
-        and under autocast in bfloat16 too. Gradients of matrices in blocks are smaller than those of activations, or
-        not much larger."""
-        matrix = max((each.numel for each in group if each.is_matmul), default=0)
-        nbytes = matrix * self.itemsize if self.config.microbatches > 1 else 0
-        nbytes += matrix * BF16_NBYTES if self.uses_autocast else 0
-        return max(saved) + max(max(saved), nbytes)
+    def temporary(self, saved: list[int], head: ParameterGroup) -> int:
+        """Additional bytes during the backward pass of what has saved these tensors, `head` being its output head: two
+        gradients, both of the size of the largest tensor or one of the head's. The gradient of the head exists beside
+        its sum over micro-batches; under autocast it comes in bfloat16, and in float32 when `saved` is gone. Gradients
+        of matrices in blocks are smaller than those of activations, or not much larger."""
+        matrix = max((each.numel for each in head if each.is_matmul), default=0)
+        summed = matrix * self.itemsize if self.config.microbatches > 1 else 0
+        first = matrix * BF16_NBYTES if self.uses_autocast else summed
+        largest = max((Counter(saved) - Counter(self.copies(head))).elements())
+        cast = first + summed - sum(saved) if self.uses_autocast else 0
+        return max(largest + max(largest, first), cast)
 
     def plain_head(self, shapes: SegmentShapes) -> ParameterGroup:
         """Parameters of the head, unless the loss is computed in chunks, whose memory is counted by itself."""

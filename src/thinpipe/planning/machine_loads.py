@@ -8,7 +8,14 @@ from thinpipe.config.run import RunConfig
 from thinpipe.pipeline.placement import Placement
 from thinpipe.planning.machines import Machine
 from thinpipe.planning.memory_budget import PROCESS_NBYTES
-from thinpipe.planning.segment_costs import SegmentCost, segment_costs, shared_nbytes, update_nbytes, without_offload
+from thinpipe.planning.segment_costs import (
+    SegmentCost,
+    peak_extra_nbytes,
+    segment_costs,
+    shared_nbytes,
+    update_nbytes,
+    without_offload,
+)
 from thinpipe.planning.simulation.schedule_actions import Action, PassKind
 
 
@@ -98,7 +105,8 @@ def process_memory(
     saved_nbytes = sum(
         held[stage] * costs[segment].activation_nbytes for stage in stages for segment in placement.stages[stage]
     )
-    activations = int(activation_factor * (saved_nbytes + max(cost.peak_extra_nbytes for cost in mine)))
+    in_flight = max(held[stage] for stage in stages)
+    activations = int(activation_factor * (saved_nbytes + peak_extra_nbytes(mine, in_flight)))
     activations += sum(cost.copies_nbytes for cost in mine)
     gradients = sum(cost.gradients_nbytes for cost in mine)
     if config.microbatches == 1:  # gradients are allocated while activations are freed

@@ -132,10 +132,20 @@ def memory_nbytes(cost: SegmentCost, config: RunConfig, n_microbatches: int) -> 
     """Peak bytes of a segment with `n_microbatches` in flight, on a device with memory of its own. Gradients replace
     activations as the backward pass goes, but with several micro-batches they stay while the next one needs its
     activations; the update comes when activations are gone."""
-    held = cost.copies_nbytes + n_microbatches * cost.activation_nbytes + cost.peak_extra_nbytes
+    held = cost.copies_nbytes + n_microbatches * cost.activation_nbytes + peak_extra_nbytes([cost], n_microbatches)
     backward = cost.gradients_nbytes + held if config.microbatches > 1 else max(cost.gradients_nbytes, held)
     state = cost.device_weights_nbytes + cost.optimiser_nbytes - cost.offloaded_nbytes
     return state + max(backward, cost.gradients_nbytes + update_nbytes([cost]))
+
+
+def peak_extra_nbytes(costs: Sequence[SegmentCost], n_microbatches: int) -> int:
+    """Additional bytes while one of these segments computes. Where micro-batches in flight share copies of weights, the
+    copies' gradients, as large as they, are cast and freed at the end of a backward pass, when its activations are
+    gone."""
+    computing = max(cost.peak_extra_nbytes for cost in costs)
+    if n_microbatches == 1:
+        return computing
+    return max(computing, sum(cost.copies_nbytes - cost.activation_nbytes for cost in costs))
 
 
 def update_nbytes(costs: Sequence[SegmentCost]) -> int:

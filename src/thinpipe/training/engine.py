@@ -7,6 +7,7 @@ link statistics. Norms are summed in layer order, so gradient clipping is bit-id
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -194,7 +195,7 @@ class Engine:
         for method in self.methods:
             method.snapshot()
         before = None if self.tracker is None else (self.tracker.su_DK.clone(), self.tracker.trace.clone())
-        with keep_casts():
+        with keep_casts() if self.collectives.size > 1 else nullcontext():  # else one micro-batch is in flight
             loss = self.runner.gradients(index, self._microbatches(ids_BW))
         if self.gradient_sums is not None:
             self.gradient_sums.finish()
