@@ -25,8 +25,8 @@ PATCHES = (SIDE // PATCH) ** 2
 class VisionSegment(nn.Module):
     """Consecutive blocks, with what reads the image before them or the head after them at the ends."""
 
-    last: None = None
-    """A stage module whose last segment has one asks for the loss of every token; from this one it takes logits."""
+    is_last = False
+    """A stage module takes the mean of what its last segment returns; from this one it takes logits."""
 
     def __init__(self, first: nn.Module | None, blocks: Sequence[nn.Module], head: nn.Module | None) -> None:
         super().__init__()

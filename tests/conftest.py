@@ -1,7 +1,7 @@
 """Every test starts from the same random state and one thread: CPU results are repeatable for a fixed thread count.
 
 No test reads or writes what `thinpipe selftest` has measured on the machine. Tests of a module that imports a way to
-start programs or servers carry the mark `programs`.
+start programs or servers, and those that use the fixture of that name, carry the mark `programs`.
 """
 
 import os
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.run_fixtures import gpt2_config, programs, run_config, tokens  # noqa: F401  fixtures for every folder
-from thinpipe.planning.calibration import STATE_FOLDER_VARIABLE
+from thinpipe.core.state_folder import STATE_FOLDER_VARIABLE
 
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
@@ -42,7 +42,7 @@ def repeatable():
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if _starts_programs(item.module):
+        if _starts_programs(item.module) or "programs" in item.fixturenames:
             item.add_marker("programs")
 
 

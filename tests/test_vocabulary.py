@@ -48,9 +48,9 @@ def test_ordinary_words_are_free(tree):
 
 
 def test_an_ordinary_sense_is_one_of_its_file(tree):
-    folder = tree / "src" / "thinpipe" / "swarm" / "protocol"
+    folder = tree / "src" / "thinpipe" / "core"
     folder.mkdir(parents=True)
-    for name in ("decoding.py", "other.py"):
+    for name in ("foreign.py", "other.py"):
         (folder / name).write_text("letter = 1")
     assert [found.path.name for found in search(tree)] == ["other.py"]
 

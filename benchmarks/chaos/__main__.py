@@ -15,10 +15,11 @@ import msgspec
 from benchmarks.chaos import networks as chaos_networks
 from benchmarks.chaos import report as chaos_summary
 from benchmarks.chaos import small_disks as chaos_disk
+from benchmarks.chaos.attacks.order import read_deeds
 from benchmarks.chaos.attribution import BadMessage
 from benchmarks.chaos.config import ChaosConfig
 from benchmarks.chaos.figure import draw
-from benchmarks.chaos.log import Committed, read_log
+from benchmarks.chaos.log import AnyRecord, Committed, Happened, read_log
 from benchmarks.chaos.poison import read_injections
 from benchmarks.chaos.reference_run import ReferenceRun
 from benchmarks.chaos.results import SeedResult
@@ -27,6 +28,7 @@ from benchmarks.chaos.verdict import Facts, judge
 from benchmarks.command_line import run_benchmark
 from benchmarks.provenance import plain_settings, versions
 from thinpipe.core.errors import UserError
+from thinpipe.core.events import Step
 
 
 def run(config: ChaosConfig) -> int:
@@ -90,7 +92,8 @@ def compare(config: ChaosConfig) -> SeedResult:
     records = list(read_log(config.folder / "log.jsonl"))
     truth = ReferenceRun(config)
     truth.compute(max((record.step for record in records if isinstance(record, Committed)), default=0), _say)
-    facts = Facts(commits=truth.commits, steps=truth.steps, poisoned=_poisoned(config))
+    deeds = list(read_deeds(config.attack_deeds))
+    facts = Facts(commits=truth.commits, steps=truth.steps, poisoned=_poisoned(config), deeds=deeds)
     result = judge(config, records, facts)
     (config.folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
     return result
@@ -119,12 +122,19 @@ def write_results(config: ChaosConfig) -> str:
     whole = {"bench": "chaos", "config": _settings(config), "versions": facts}
     seeds = [msgspec.to_builtins(result) | {"throughput_kept": result.throughput_kept} for result in results]
     (config.output / "chaos.json").write_text(json.dumps(whole | {"seeds": seeds}) + "\n", encoding="utf-8")
-    _draw([(result.seed, folder) for result, folder in zip(results, folders, strict=True)], config.output / "chaos.png")
+    runs = zip(results, folders, strict=True)
+    draw([(result.seed, _without_forged(result, folder)) for result, folder in runs], config.output / "chaos.png")
     return page
 
 
-def _draw(seeds: list[tuple[int, Path]], path: Path) -> None:
-    draw([(seed, list(read_log(folder / "log.jsonl"))) for seed, folder in seeds], path)
+def _without_forged(result: SeedResult, folder: Path) -> list[AnyRecord]:
+    """Steps that differ from the undisturbed run are no progress."""
+    forged = set(result.steps_unequal)
+    return [
+        record
+        for record in read_log(folder / "log.jsonl")
+        if not (isinstance(record, Happened) and isinstance(record.event, Step) and record.event.step in forged)
+    ]
 
 
 def _say(line: str) -> None:

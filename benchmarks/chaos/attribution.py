@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from benchmarks.chaos.attacks.catalogue import is_attacker
 from benchmarks.chaos.log import AnyRecord, Happened
 from thinpipe.core.events import Started, Step
 
@@ -24,7 +25,7 @@ def attribute_faults(records: Sequence[AnyRecord], poisoned: Sequence[BadMessage
     events = [event_of(r) for r in records if isinstance(r, Happened)]
     blamed = {(event["sender"], event["step"]) for event in events if event["event"] in ("retried", "skipped")}
     sent = {(bad.sender, bad.step) for bad in poisoned}
-    found = Counter(alarms=len(blamed - sent))
+    found = Counter(alarms=sum(not is_attacker(sender) for sender, _ in blamed - sent))
     for bad in poisoned:
         if (bad.sender, bad.step) in blamed:
             found["named"] += 1

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
 
+from benchmarks.chaos.attacks.catalogue import ATTACK_NAMES, AttackName
 from thinpipe.core.errors import UserError
 
 Kind = Literal["kill", "stop", "cut", "deaf", "mute", "hub", "second_hub", "store", "disk", "poison"]
@@ -18,8 +19,9 @@ CUTS: tuple[Kind, ...] = ("cut", "deaf", "mute")
 class ChaosConfig:
     """Real faults at moments drawn from a seed: does the run come to the same weights, bit for bit?
 
-    A hub, some stages and a standby peer, each in a network of its own. Everything is logged in the output folder as it
-    happens: run the same command again to go on after a break. Several seeds in one folder make one result.
+    A hub, some stages, a standby peer and a hostile member, each in a network of its own. Everything is logged in the
+    output folder as it happens: run the same command again to go on after a break. Several seeds in one folder make one
+    result.
     """
 
     seed: int = 1
@@ -33,6 +35,9 @@ class ChaosConfig:
     link is dead in both directions, inwards or outwards. hub: SIGKILL of the hub and its server. second_hub: another
     hub is started on the same folder. store: a layer of the newest commit is deleted at the hub. disk: a peer's or the
     hub's disk is full. poison: a peer sends a message that is not finite."""
+    attacks: tuple[AttackName, ...] = ATTACK_NAMES
+    """What the hostile member may send; benchmarks/chaos/attacks/catalogue.py says what each is. Nothing: it is not
+    there."""
     without_cuts: bool = False
     """Without networks, so without `cut`, `deaf` and `mute`: for those who are not root."""
     stages: int = 4
@@ -57,8 +62,10 @@ class ChaosConfig:
             raise UserError("--minutes must be longer than --clean-seconds, and that at least 5")
         if self.steps_per_commit < 1:
             raise UserError(f"--steps-per-commit must be at least 1, not {self.steps_per_commit}")
-        if not self.faults or len(set(self.faults)) < len(self.faults):
-            raise UserError("--faults must name one or more, each once")
+        if not (self.faults or self.attacks):
+            raise UserError("--faults or --attacks must name something that is to happen")
+        if len(set(self.faults)) < len(self.faults) or len(set(self.attacks)) < len(self.attacks):
+            raise UserError("--faults and --attacks must name each kind once")
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -77,6 +84,16 @@ class ChaosConfig:
     def poison_log(self, peer: str) -> Path:
         """A line for each bad message that this peer has sent."""
         return self.folder / f"poison-{peer}.jsonl"
+
+    @property
+    def attack_order(self) -> Path:
+        """What the hostile member is to do next."""
+        return self.folder / "attack-order.json"
+
+    @property
+    def attack_deeds(self) -> Path:
+        """A line for each attack that it has carried out."""
+        return self.folder / "attack-deeds.jsonl"
 
     @property
     def command(self) -> str:

@@ -2,33 +2,40 @@
 
 import random
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from benchmarks.chaos import small_disks as chaos_disk
+from benchmarks.chaos.attacks import order
+from benchmarks.chaos.attacks.catalogue import ATTACKS, AttackName
 from benchmarks.chaos.config import HUB, Kind
 from benchmarks.chaos.processes import Program
 from benchmarks.chaos.schedule import Fault
-from benchmarks.chaos.testbed import Testbed
+from benchmarks.chaos.testbed import REFUSED_EXIT_CODE, Testbed
 from thinpipe.core.run_folder import checkpoints_path, step_folder, step_folders
 
 REFUSED = "refused"
 """What the detail of a second hub that was turned away begins with."""
-_REFUSED_EXIT_CODE = 2
-"""Exit code of a command that a `UserError` ended."""
-UNDECIDED = "ended before it was refused"
-"""Of a second hub that was too slow to be seen, or was killed with the first."""
+UNDECIDED = "was neither refused nor did it print anything"
+"""What the detail of a second hub begins with that was still starting after a long time."""
+_DECIDED_SECONDS = 300.0
 
 
 class SkippedError(Exception):
     """The fault cannot happen to this victim now."""
 
 
+class NoPlaceError(SkippedError):
+    """The hostile member would need a part of the model for this."""
+
+
 @dataclass(frozen=True)
 class Done:
-    """What was done; `undo` returns what there is to say of it, and is called after the fault's seconds."""
+    """What was done; `undo` returns what there is to say of it, and is called after the fault's seconds; again and
+    again while it returns None."""
 
-    undo: Callable[[], str]
+    undo: Callable[[], str | None]
     detail: str = ""
     victim: str | None = None
     """If it was another than the schedule's."""
@@ -39,7 +46,9 @@ Carry = Callable[[Testbed, Fault], Done]
 
 def carry_out(bed: Testbed, fault: Fault) -> Done:
     """Raises SkippedError."""
-    return FAULTS[fault.kind](bed, fault)
+    if fault.kind in ATTACKS:
+        return _attack(bed, fault)
+    return FAULTS[fault.kind](bed, fault)  # type: ignore[index]
 
 
 def _running(bed: Testbed, name: str) -> Program:
@@ -82,7 +91,7 @@ def _cut(bed: Testbed, fault: Fault) -> Done:
     if index in networks.dead:
         raise SkippedError(f"the link of {fault.victim} is cut already")
     _running(bed, fault.victim)
-    networks.cut(index, fault.kind)
+    networks.cut(index, fault.kind)  # type: ignore[arg-type]
 
     def mend() -> str:
         networks.mend(index)
@@ -100,14 +109,22 @@ def _kill_hub(bed: Testbed, _fault: Fault) -> Done:
 
 def _second_hub(bed: Testbed, _fault: Fault) -> Done:
     _running(bed, HUB)
-    second = bed.start_second_hub()
+    second, deadline = bed.start_second_hub(), time.monotonic() + _DECIDED_SECONDS
 
-    def look() -> str:
+    def look() -> str | None:
+        nonlocal second
+        if second.ended_by_us:  # killed with the first one
+            if not bed.programs[HUB].running:
+                return None
+            bed.others.remove(second)
+            second = bed.start_second_hub()
+        if second.running and not second.printed and time.monotonic() < deadline:
+            return None
         bed.others.remove(second)
         printed, by_itself = second.printed, not second.running and not second.ended_by_us
         code = second.process.returncode if by_itself else None
         second.kill(with_children=True)
-        if code == _REFUSED_EXIT_CODE:
+        if code == REFUSED_EXIT_CODE:
             return f"{REFUSED}: {printed.strip()}"
         return f"it was not: {second.tail}" if printed or by_itself else UNDECIDED
 
@@ -150,6 +167,22 @@ def _fill_disk(bed: Testbed, fault: Fault) -> Done:
         return ""
 
     return Done(empty)
+
+
+def _attack(bed: Testbed, fault: Fault) -> Done:
+    if not bed.attacker:
+        raise SkippedError("the hostile member has used up its invites")
+    program = _running(bed, bed.attacker)
+    if not program.catches(order.SIGNAL):
+        raise SkippedError(f"{bed.attacker} has just begun")
+    if bed.config.attack_order.exists():
+        raise SkippedError(f"{bed.attacker} is attacking already")
+    name: AttackName = fault.kind  # type: ignore[assignment]
+    if ATTACKS[name].computes and bed.attacker not in bed.members():
+        raise NoPlaceError(f"{bed.attacker} computes nothing")
+    order.give(bed.config.attack_order, order.Order(attack=name, seconds=fault.seconds, invite=bed.unused_invite))
+    program.signal(order.SIGNAL)
+    return Done(lambda: "", victim=bed.attacker)
 
 
 FAULTS: dict[Kind, Carry] = {

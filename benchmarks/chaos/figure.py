@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.chaos.config import KINDS
+from benchmarks.chaos.attacks.catalogue import ATTACKER, ATTACKS
 from benchmarks.chaos.log import AnyRecord, Begun, Committed, Happened, Struck
 from benchmarks.chaos.outages import find_outages
 from benchmarks.links.figure import COLOURS, DENSE_COLOUR, new_figure
@@ -26,7 +26,9 @@ MARKS = {
     "store": ("D", COLOURS[3], "a layer of the commit lost"),
     "disk": ("o", COLOURS[3], "disk full"),
     "poison": (".", COLOURS[2], "a bad message"),
+    ATTACKER: ("*", "#7d3c98", "an attack of the hostile member"),
 }
+"""Also for all attacks as one."""
 _OUTAGE_COLOUR = "#f6d5d0"
 
 
@@ -39,12 +41,12 @@ def draw(runs: Sequence[tuple[int, Sequence[AnyRecord]]], path: Path) -> None:
         used |= _draw_run(axes, records)
         axes.set_title(f"seed {seed}", fontsize=10, loc="left")
     panels[-1][0].set_xlabel("minutes")
-    names = [name for name in ("steps", "nothing computed", "commit", *KINDS) if name in used]
+    names = [name for name in ("steps", "nothing computed", "commit", *MARKS) if name in used]
     labels = [MARKS[name][2] if name in MARKS else name for name in names]
     figure.legend(
         [used[name] for name in names], labels, frameon=False, ncols=7, loc="outside lower center", fontsize=8
     )
-    figure.suptitle("Steps over time while peers, links and the hub fail", fontsize=11)
+    figure.suptitle("Steps over time while peers, links and the hub fail, and a member attacks", fontsize=11)
     figure.savefig(path, dpi=150)
 
 
@@ -66,9 +68,10 @@ def _draw_run(axes: "Axes", records: Sequence[AnyRecord]) -> dict[str, Any]:
     (used["commit"],) = axes.plot(
         commits, [highest * 0.02] * len(commits), "|", color=COLOURS[2], markersize=6, markeredgewidth=0.8
     )
-    present = [kind for kind in KINDS if any(isinstance(r, Struck) and r.kind == kind for r in records)]
+    struck = [r for r in records if isinstance(r, Struck) and not r.skipped]
+    present = [kind for kind in MARKS if any(_row(r) == kind for r in struck)]
     for row, kind in enumerate(present):
-        moments = [clock(r.time_s) for r in records if isinstance(r, Struck) and r.kind == kind and not r.skipped]
+        moments = [clock(r.time_s) for r in struck if _row(r) == kind]
         mark, colour, _ = MARKS[kind]
         height = highest * (1.06 + 0.06 * row)
         (used[kind],) = axes.plot(moments, [height] * len(moments), mark, color=colour, markersize=6)
@@ -79,6 +82,10 @@ def _draw_run(axes: "Axes", records: Sequence[AnyRecord]) -> dict[str, Any]:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     return used
+
+
+def _row(struck: Struck) -> str:
+    return ATTACKER if struck.kind in ATTACKS else struck.kind
 
 
 def _with_gaps(steps: Sequence[tuple[float, int]]) -> tuple[list[float], list[float]]:

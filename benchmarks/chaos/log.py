@@ -81,13 +81,26 @@ class Exited(Record, frozen=True, kw_only=True, tag="exit"):
     tail: str
 
 
+class Named(Record, frozen=True, kw_only=True, tag="named"):
+    """A line of the hub's own log, or one that it printed, that names the hostile member."""
+
+    text: str
+
+
+class Raised(Record, frozen=True, kw_only=True, tag="raised"):
+    """The hub printed a traceback: something failed that nobody had thought of."""
+
+    text: str
+    """Its last line."""
+
+
 class Ended(Record, frozen=True, kw_only=True, tag="ended"):
     """The last commit has come, or `problem`."""
 
     problem: str = ""
 
 
-AnyRecord = Begun | Struck | Healed | Committed | Hashed | Happened | Sampled | Exited | Ended
+AnyRecord = Begun | Struck | Healed | Committed | Hashed | Happened | Sampled | Exited | Named | Raised | Ended
 _DECODER = msgspec.json.Decoder(AnyRecord)
 
 

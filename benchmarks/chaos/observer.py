@@ -5,15 +5,19 @@ from collections.abc import Callable
 
 import msgspec
 
-from benchmarks.chaos.log import AnyRecord, Committed, Exited, Happened, Hashed, Sampled
+from benchmarks.chaos.attacks.catalogue import names_attacker
+from benchmarks.chaos.config import HUB
+from benchmarks.chaos.log import AnyRecord, Committed, Exited, Happened, Hashed, Named, Raised, Sampled
 from benchmarks.chaos.processes import use_of
 from benchmarks.chaos.testbed import Testbed
+from benchmarks.chaos.workload import ENDLESS_STEPS
 from thinpipe.core.events import AnyEvent, Step
 from thinpipe.core.files import file_sha256
 from thinpipe.core.log_tail import Tail
 from thinpipe.core.run_folder import checkpoints_path, events_path, step_folders
 
 SAMPLE_SECONDS = 5.0
+_TRACEBACK = "Traceback (most recent call last)"
 _EVENTS: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
@@ -38,8 +42,10 @@ class RunObserver:
         self._bed, self._tell, self._clock = bed, tell, clock
         self._events = Tail(events_path(bed.dump_folder))
         self._list = Tail(bed.dump_folder / "commits.jsonl", whole=True)
+        self._hub_says = [Tail(bed.printed(HUB)), Tail(bed.dump_folder / "hub" / "hub.log")]
         self._known = dict(known)
         self._exited: set[int] = set()
+        self._in_traceback = False
         self._sampled = 0.0
         self.steps = 0
         """Highest that was seen."""
@@ -52,6 +58,7 @@ class RunObserver:
         self._look_at_events()
         self._look_at_commits()
         self._look_at_programs()
+        self._listen_to_hub()
         if time.monotonic() - self._sampled > SAMPLE_SECONDS:
             self._sampled = time.monotonic()
             self._sample()
@@ -66,7 +73,8 @@ class RunObserver:
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue  # cut short when the hub was killed
             if isinstance(event, Step):
-                self.steps, self.executed = max(self.steps, event.step), self.executed + 1
+                if event.step <= ENDLESS_STEPS:  # others are forged
+                    self.steps, self.executed = max(self.steps, event.step), self.executed + 1
                 event = msgspec.structs.replace(event, links=[], busy=[], memory=[])
             self._tell(Happened(**self._now(), event=event))
 
@@ -92,6 +100,22 @@ class RunObserver:
                 continue
             self._exited.add(program.pid)
             self._tell(Exited(**self._now(), who=name, code=program.process.returncode, tail=program.tail))
+
+    def _listen_to_hub(self) -> None:
+        for tail in self._hub_says:
+            for line in tail.lines():
+                text = line.decode(errors="replace")
+                self._look_for_traceback(text)
+                if names_attacker(text):
+                    self._tell(Named(**self._now(), text=text[:500]))
+
+    def _look_for_traceback(self, line: str) -> None:
+        """Its last line is the first one that is not indented."""
+        if line.startswith(_TRACEBACK):
+            self._in_traceback = True
+        elif self._in_traceback and not line.startswith(" "):
+            self._in_traceback = False
+            self._tell(Raised(**self._now(), text=line[:300]))
 
     def _sample(self) -> None:
         for name, pid in self._bed.pids().items():

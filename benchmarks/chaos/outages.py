@@ -8,12 +8,17 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.chaos.attacks.catalogue import ATTACKS, is_attacker
 from benchmarks.chaos.config import HUB
 from benchmarks.chaos.log import AnyRecord, Begun, Happened, Healed, Struck
 from thinpipe.core.events import AnyEvent, GenerationEnded, GenerationStarted, PeerJoined, PeerLeft, Started, Step
 
 MAX_LATE_SECONDS = 5.0
 """Steps in flight may still be reported for this long after a fault that ends their generation."""
+
+_ATTACK_LATE_SECONDS = 1.0
+"""Where a fault explains the outage, an attack counts only if steps followed it for less than this: most have no
+effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +39,7 @@ class Outage:
     why: str
     """Why the hub ended the generation, in words."""
     standby_present: bool = False
-    """A standby peer was connected when the outage began, and the hub was not the victim."""
+    """An honest standby peer was connected when the outage began, and the hub was not the victim."""
 
     @property
     def executing_after(self) -> float:
@@ -83,12 +88,23 @@ def _outage(records: Sequence[AnyRecord], before: float, after: float, past: flo
         and not r.skipped
         and earliest <= r.time_s <= after
         and (r.victim == HUB or r.victim in members)
-        and r.kind not in ("poison", "second_hub")
+        and r.kind not in ("poison", "second_hub", *ATTACKS)
     ]
-    healed = [r for r in records if isinstance(r, Healed) and r.kind != "poison" and earliest <= r.time_s <= after]
+    attacks = [
+        r
+        for r in records
+        if isinstance(r, Struck) and r.kind in ATTACKS and not r.skipped and earliest <= r.time_s <= after
+    ]
+    struck += [attack for attack in attacks if not struck or before - _ATTACK_LATE_SECONDS <= attack.time_s]
+    struck.sort(key=lambda fault: fault.time_s)
+    healed = [
+        r
+        for r in records
+        if isinstance(r, Healed) and r.kind not in ("poison", *ATTACKS) and earliest <= r.time_s <= after
+    ]
     began = struck[0].time_s if struck else before
     ends = [event for event in _ends(records) if began <= event.time_s <= after]
-    standbys = present_at(records, began) - members
+    standbys = {name for name in present_at(records, began) - members if not is_attacker(name)}
     return Outage(
         standby_present=bool(struck and standbys - {fault.victim for fault in struck})
         and all(r.victim != HUB for r in struck),

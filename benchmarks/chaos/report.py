@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
+from benchmarks.chaos.attack_report import attack_table
+from benchmarks.chaos.attacks.catalogue import ATTACK_NAMES
 from benchmarks.chaos.config import KINDS
 from benchmarks.chaos.results import SEVERAL, SeedResult, percentile
+from benchmarks.chaos.tables import row as _row
 
 MIB = 2**20
 TARGET_SECONDS = 15.0
@@ -15,6 +18,7 @@ def page(results: Sequence[SeedResult], facts: str) -> str:
         _verdict(results),
         "## What happened\n\n" + _faults(results),
         "## Are the weights those of the undisturbed run?\n\n" + _weights(results),
+        "## What came of the attacks?\n\n" + attack_table(results),
         "## How long was nothing computed?\n\n" + _recovery(results),
         "## Memory and file handles\n\n" + _use(results),
     ]
@@ -25,11 +29,15 @@ def page(results: Sequence[SeedResult], facts: str) -> str:
 
 
 def _verdict(results: Sequence[SeedResult]) -> str:
-    lines = [f"- seed {result.seed}: {failure}" for result in results for failure in result.failures]
-    if not lines:
-        return "Nothing failed."
+    if not any(result.failures for result in results):
+        return "Nothing failed, and the floors of what must be seen are met (`benchmarks/chaos/floors.py`)."
+    wrongs = [f"- seed {result.seed}: {wrong}" for result in results for wrong in result.wrongs]
+    shortfalls = [f"- seed {result.seed}: {too_little}" for result in results for too_little in result.shortfalls]
+    parts = ["**Failed:**", "\n".join(wrongs)] if wrongs else []
+    if shortfalls:
+        parts += ["**Failed, because it saw too little to tell:**", "\n".join(shortfalls)]
     again = "\n".join(f"    {result.command}" for result in results if result.failures)
-    return "**Failed:**\n\n" + "\n".join(lines) + f"\n\nThe same again:\n\n{again}"
+    return "\n\n".join([*parts, "The same again:", again])
 
 
 def _faults(results: Sequence[SeedResult]) -> str:
@@ -41,7 +49,7 @@ def _faults(results: Sequence[SeedResult]) -> str:
             rows.append((f"{kind}, of one who computed", lambda result, kind=kind: result.hits.get(kind, 0)))  # type: ignore[misc]
     rows += [
         ("came back after it was given up", lambda result: result.zombie_returns),
-        ("not done: the victim was away already", lambda result: result.skipped),
+        ("not done: the victim was away, the hostile member was busy or away", lambda result: result.skipped),
         ("minutes", lambda result: result.minutes),
     ]
     return _table("fault", results, rows, total=True)
@@ -59,7 +67,8 @@ def _weights(results: Sequence[SeedResult]) -> str:
             ("files on the hub's disk at the end, hashed", lambda result: result.files_on_disk),
             ("unequal", lambda result: len(result.files_unequal)),
             ("commits doubled", lambda result: len(result.commits_doubled)),
-            ("steps computed, loss and norm compared", lambda result: result.steps_executed),
+            ("steps computed", lambda result: result.steps_executed),
+            ("of these, loss and norm compared", lambda result: result.steps_compared),
             ("unequal (a stale message would be)", lambda result: len(result.steps_unequal)),
             ("skipped", lambda result: result.steps_skipped),
             ("bad messages sent", lambda result: result.poisoned),
@@ -67,8 +76,12 @@ def _weights(results: Sequence[SeedResult]) -> str:
             ("in one attempt with another that was named", lambda result: result.poisoned_together),
             ("in an attempt that another fault ended", lambda result: result.poisoned_overtaken),
             ("false alarms", lambda result: result.false_alarms),
+            ("honest peers named wrongly", lambda result: result.named_wrongly),
+            ("honest peers removed", lambda result: len(result.honest_removed)),
             ("second hubs refused", lambda result: result.second_hubs_refused),
             ("second hubs not refused", lambda result: len(result.second_hubs_not_refused)),
+            ("second hubs undecided", lambda result: result.second_hubs_undecided),
+            ("tracebacks that the hub printed", lambda result: len(result.raised)),
             ("programs that ended by themselves", lambda result: len(result.exits)),
         ],
         total=True,
@@ -80,6 +93,7 @@ def _recovery(results: Sequence[SeedResult]) -> str:
         "noticed by the hub": lambda result: result.noticed_after,
         "executing again": lambda result: result.executing_after,
         "executing again, a standby was there": lambda result: result.executing_with_standby,
+        "executing again, no standby, or the hub was killed": lambda result: result.executing_without_standby,
         "past the highest step": lambda result: result.past_after,
         "given up, back: with us again": lambda result: result.rejoined_after,
     }
@@ -94,7 +108,7 @@ def _recovery(results: Sequence[SeedResult]) -> str:
     lines.append(_row(["outages", *map(str, counts), str(sum(counts))]))
     kept = [f"{result.throughput_kept:.0%}" for result in results]
     lines.append(_row(["throughput kept", *kept, f"{_kept(results):.0%}"]))
-    for kind in (*KINDS, SEVERAL):
+    for kind in (*KINDS, *ATTACK_NAMES, SEVERAL):
         of_kind = [value for result in results for value in result.executing_by_kind.get(kind, [])]
         if of_kind:
             each = [result.executing_by_kind.get(kind, []) for result in results]
@@ -148,7 +162,3 @@ def _table(
         values = [value_of(result) for result in results]
         lines.append(_row([name, *(f"{value:g}" for value in (*values, *([sum(values)] if total else [])))]))
     return "\n".join(lines)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

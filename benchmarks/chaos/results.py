@@ -20,6 +20,35 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     last_handles: int
 
 
+class AttackResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of all attacks of a kind."""
+
+    attack: str
+    ordered: int
+    carried_out: int
+    """The hostile member says that it has sent what it was to send."""
+    computing: int
+    """How often it had a part of the model when it was ordered to attack."""
+    problems: list[str]
+    """Why it could not."""
+    must_be_named: bool
+    named: int
+    """How often the hub named it."""
+    named_by: str
+    """Words that did."""
+    stopped_for: list[float]
+    """Seconds without a step, where nothing but this attack happened."""
+    struck_off: int
+    harm: list[str]
+    """To the run and to honest peers."""
+
+    @property
+    def failures(self) -> list[str]:
+        unnamed = self.carried_out - self.named if self.must_be_named else 0
+        found = [f"{unnamed} of {self.carried_out} times nobody was named"] if unnamed > 0 else []
+        return [f"{self.attack}: {words}" for words in (*dict.fromkeys(self.harm), *found)]
+
+
 class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     minutes: float
@@ -43,17 +72,22 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of the hub, hashed at the end."""
     files_unequal: list[str]
     steps_executed: int
+    steps_compared: int
+    """Those that the undisturbed run has computed too."""
     steps_unequal: list[int]
     """Loss or norm of the gradient differs from the undisturbed run: a message of another step, generation or
     incarnation would."""
     steps_skipped: int
     second_hubs_refused: int
     second_hubs_not_refused: list[str]
+    second_hubs_undecided: int
     executing_after: list[float]
     """Seconds, of every outage by a fault."""
-    executing_with_standby: list[float] = msgspec.field(name="executing_with_spare")
-    """Of these, the outages in which a standby peer was connected, however many faults came together; without
+    executing_with_standby: list[float]
+    """Of these, the outages in which an honest standby peer was connected, however many faults came together; without
     those of the hub."""
+    executing_without_standby: list[float]
+    """The others: no standby was there, or the hub was the victim."""
     executing_by_kind: dict[str, list[float]]
     """The same by what the fault was; `several` when they came together."""
     past_after: list[float]
@@ -61,7 +95,12 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     unexplained: list[str]
     """Outages by no fault: why the hub ended the generation."""
     exits: list[str]
-    """Programs that ended by themselves."""
+    """Programs of the hub and of honest peers that ended by themselves."""
+    raised: list[str]
+    """Last lines of tracebacks that the hub printed."""
+    honest_removed: list[str]
+    """Words of the hub about honest peers that it removed."""
+    attacks: list[AttackResult]
     clean_steps_per_second: float
     steps_per_second: float
     poisoned: int
@@ -73,14 +112,26 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     false_alarms: int
     use: list[Usage]
     problem: str
+    shortfalls: list[str] = []
+    """Where the run saw too little for a verdict (`floors`)."""
 
     @property
     def throughput_kept(self) -> float:
         return self.steps_per_second / self.clean_steps_per_second if self.clean_steps_per_second else 0.0
 
     @property
+    def named_wrongly(self) -> int:
+        """How often an honest peer was blamed, removed, or lost for nothing that we did to it."""
+        lost = sum(" was lost: " in words for each in self.attacks for words in each.harm)
+        return self.false_alarms + len(self.honest_removed) + lost
+
+    @property
     def failures(self) -> list[str]:
-        """What must not be; empty when all is well."""
+        """What must not be, and what was too little to tell; empty when all is well."""
+        return [*self.wrongs, *self.shortfalls]
+
+    @property
+    def wrongs(self) -> list[str]:
         found: dict[str, Sequence[object]] = {
             "commits differ from the undisturbed run": self.commits_unequal,
             "commits are lost": self.commits_lost,
@@ -93,9 +144,17 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
             ),
             "false alarms": range(self.false_alarms),
             "programs ended by themselves": self.exits,
+            "honest peers were removed": self.honest_removed,
+            "exceptions that the hub did not expect": self.raised,
         }
-        listed = [f"{len(what)} {name}: {', '.join(map(str, what))[:300]}" for name, what in found.items() if what]
+        listed = [f"{len(what)} {name}{_listed(what)}" for name, what in found.items() if what]
+        listed += [words for each in self.attacks for words in each.failures]
         return [*listed, self.problem] if self.problem else listed
+
+
+def _listed(what: Sequence[object]) -> str:
+    """A range is a mere count."""
+    return "" if isinstance(what, range) else f": {', '.join(map(str, what))[:300]}"
 
 
 def percentile(values: Sequence[float], percent: int) -> float:

@@ -3,22 +3,30 @@
 import heapq
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.chaos.attacks.catalogue import ATTACKS, is_attacker
 from benchmarks.chaos.config import ChaosConfig
-from benchmarks.chaos.faults import Done, SkippedError, carry_out
+from benchmarks.chaos.faults import Done, NoPlaceError, SkippedError, carry_out
 from benchmarks.chaos.log import AnyRecord, Begun, ChaosLog, Committed, Ended, Exited, Healed, Struck, read_log
 from benchmarks.chaos.observer import RunObserver
 from benchmarks.chaos.schedule import Fault, make_schedule
-from benchmarks.chaos.testbed import Testbed
+from benchmarks.chaos.testbed import REFUSED_EXIT_CODE, Testbed
 from thinpipe.core.errors import UserError
 
 _LOOK_SECONDS, _PROGRESS_SECONDS = 0.05, 30.0
 _AGAIN_SECONDS = 2.0
 """Who ended by itself is started again after so long; that it ended stays in the log."""
+_REFUSALS = 2
+"""An honest peer that is refused more often than this was removed for good, and is not started again."""
 _FIRST_STEP_SECONDS = 240.0
+_ATTACK_LATE_SECONDS = 60.0
+"""An attack waits so long for a hostile member that is starting, is busy, or has no place."""
+_PLACE_SECONDS = 2.0
+"""So long a peer is gone that was killed so that its place is free."""
 
 Say = Callable[[str], None]
 
@@ -47,6 +55,10 @@ class _ChaosRunner:
         self._order = itertools.count()
         self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._faults = [fault for fault in make_schedule(config) if fault.at > self._elapsed]
+        self._refused: Counter[str] = Counter()
+        """How often each honest program ended because it was refused."""
+        self._place_made: set[Fault] = set()
+        """Attacks for which a place was made."""
         self._said = time.monotonic()
 
     def _clock(self) -> float:
@@ -59,7 +71,9 @@ class _ChaosRunner:
         self._log.write(record)
         if isinstance(record, Exited):
             self._say(f"{record.who} ended by itself with {record.code}: {record.tail[-300:]}")
-            self._at(self._clock() + _AGAIN_SECONDS, lambda: self._bed.start_again(record.who))
+            self._refused[record.who] += record.code == REFUSED_EXIT_CODE
+            if is_attacker(record.who) or self._refused[record.who] <= _REFUSALS:
+                self._at(self._clock() + _AGAIN_SECONDS, lambda: self._bed.start_again(record.who))
 
     def run(self) -> None:
         self._bed.start()
@@ -109,7 +123,10 @@ class _ChaosRunner:
         try:
             done = carry_out(self._bed, fault)
         except SkippedError as error:
-            self._log.write(Struck(**what, skipped=str(error)))
+            if fault.kind in ATTACKS and self._clock() < fault.at + _ATTACK_LATE_SECONDS:
+                self._attack_later(fault, isinstance(error, NoPlaceError))
+            else:
+                self._log.write(Struck(**what, skipped=str(error)))
             return
         fault = replace(fault, victim=done.victim or fault.victim)
         what["victim"] = fault.victim
@@ -117,5 +134,17 @@ class _ChaosRunner:
         self._say(f"{self._clock():6.1f} s: {fault.kind} {fault.victim}, {fault.seconds:.1f} s {done.detail}")
         self._at(self._clock() + fault.seconds, lambda: self._undo_fault(fault, done))
 
+    def _attack_later(self, attack: Fault, no_place: bool) -> None:
+        """Once for each attack a peer is killed, should there be no place."""
+        members = self._bed.members()
+        if no_place and members and attack not in self._place_made:
+            self._place_made.add(attack)
+            self._inject(Fault(self._clock(), "kill", members[-1], _PLACE_SECONDS))
+        self._at(self._clock() + _AGAIN_SECONDS, lambda: self._inject(attack))
+
     def _undo_fault(self, fault: Fault, done: Done) -> None:
-        self._log.write(Healed(**self._now(), kind=fault.kind, victim=fault.victim, detail=done.undo()))
+        detail = done.undo()
+        if detail is None:
+            self._at(self._clock() + _AGAIN_SECONDS, lambda: self._undo_fault(fault, done))
+        else:
+            self._log.write(Healed(**self._now(), kind=fault.kind, victim=fault.victim, detail=detail))

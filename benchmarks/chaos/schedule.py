@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.chaos.attacks.catalogue import ATTACKER, ATTACKS, AttackName
 from benchmarks.chaos.config import HUB, ChaosConfig, Kind
 
 PER_MINUTE: dict[Kind, float] = {
@@ -25,6 +26,8 @@ PER_MINUTE: dict[Kind, float] = {
 }
 """So that three runs of half an hour have more than 50 kills, 20 stops, 20 cuts of each sort, 20 kills of the hub, 10
 lost layers and 200 poisonings."""
+MINUTES_PER_ATTACK = 15.0
+"""Each attack comes once in this time."""
 COMPANIONS = 0.15
 """The share of faults that come during the recovery from the one before."""
 MAX_AWAY = 2
@@ -50,9 +53,9 @@ _SECONDS: dict[Kind, Callable[[random.Random], float]] = {
 class Fault:
     at: float
     """Seconds since the run began."""
-    kind: Kind
+    kind: Kind | AttackName
     victim: str
-    """A peer, or `hub`."""
+    """A peer, `hub`, or of an attack who attacks."""
     seconds: float
     """Until it is undone."""
 
@@ -74,7 +77,19 @@ def make_schedule(config: ChaosConfig) -> list[Fault]:
         count = _count("poison", config.minutes)
         for at in sorted(draw.uniform(config.clean_seconds, _end(config)) for _ in range(count)):
             faults.append(Fault(at, "poison", _victim("poison", at, faults, config, draw), 0.0))
-    return sorted(faults)
+    return sorted([*faults, *_attacks(config)])
+
+
+def _attacks(config: ChaosConfig) -> list[Fault]:
+    """Drawn apart from the faults, at whatever moments these come; each has a slot of its own with some play."""
+    draw = random.Random(f"thinpipe chaos attacks {config.seed}")
+    names = [name for name in config.attacks for _ in range(max(1, round(config.minutes / MINUTES_PER_ATTACK)))]
+    draw.shuffle(names)
+    width = (_end(config) - config.clean_seconds) / max(1, len(names))
+    return [
+        Fault(config.clean_seconds + width * (slot + draw.uniform(0, 0.4)), name, ATTACKER, ATTACKS[name].seconds)
+        for slot, name in enumerate(names)
+    ]
 
 
 def _count(kind: Kind, minutes: float) -> int:

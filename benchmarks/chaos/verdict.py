@@ -4,9 +4,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from benchmarks.chaos.attack_verdict import REMOVED, judge_attacks
+from benchmarks.chaos.attacks.catalogue import is_attacker
+from benchmarks.chaos.attacks.order import Deed
 from benchmarks.chaos.attribution import BadMessage, attribute_faults, event_of
 from benchmarks.chaos.config import HUB, ChaosConfig
 from benchmarks.chaos.faults import REFUSED, UNDECIDED
+from benchmarks.chaos.floors import shortfalls
 from benchmarks.chaos.log import (
     AnyRecord,
     Committed,
@@ -15,16 +21,21 @@ from benchmarks.chaos.log import (
     Happened,
     Hashed,
     Healed,
+    Raised,
     Sampled,
     Struck,
 )
 from benchmarks.chaos.outages import Outage, find_outages, members_at
 from benchmarks.chaos.results import SEVERAL, SeedResult, Usage
 from thinpipe.core.event_text import format_event
-from thinpipe.core.events import PeerJoined, RolledBack, Started, Step
+from thinpipe.core.events import PeerJoined, PeerLeft, RolledBack, Started, Step
 
 WARM_SECONDS = 60.0
 """First seconds of a process that do not count for its memory use; nor does the beginning of the run."""
+
+
+BEYOND_STEPS = 1000
+"""The undisturbed run is computed to the last commit; no run goes on further beyond it."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +48,26 @@ class Facts:
     """Likewise: loss and norm of the gradient."""
     poisoned: Sequence[BadMessage] = ()
     """Bad messages that were sent."""
+    deeds: Sequence[Deed] = ()
+    """Attacks that were carried out."""
 
 
 def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> SeedResult:
+    result = _results(config, records, facts)
+    return msgspec.structs.replace(result, shortfalls=shortfalls(config, result))
+
+
+def _results(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> SeedResult:
     struck = [r for r in records if isinstance(r, Struck)]
     done = [r for r in struck if not r.skipped]
     healed = [r for r in records if isinstance(r, Healed)]
     commits = [r for r in records if isinstance(r, Committed)]
     steps = [r.event for r in records if isinstance(r, Happened) and isinstance(r.event, Step)]
-    outages = find_outages(records)
+    true = [r for r in records if not _is_forged(r, facts)]
+    outages = find_outages(true)
     by_fault = [outage for outage in outages if outage.faults]
-    second = [r.detail for r in healed if r.kind == "second_hub" and r.detail != UNDECIDED]
+    second = [r.detail for r in healed if r.kind == "second_hub"]
+    decided = [detail for detail in second if detail != UNDECIDED]
     lost, given_up = _lost(records)
     poison = attribute_faults(records, facts.poisoned)
     counts = Counter(commit.step for commit in commits)
@@ -69,23 +89,33 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
         files_unequal=_unequal_on_disk(records, facts),
         commits_doubled=[step for step, count in counts.items() if count > 1],
         steps_executed=len(steps),
+        steps_compared=sum(step.step in facts.steps for step in steps),
         steps_unequal=[
-            step.step
-            for step in steps
-            if step.step in facts.steps and facts.steps[step.step] != (step.loss, step.grad_norm)
+            r.event.step
+            for r in records
+            if isinstance(r, Happened) and isinstance(r.event, Step) and _is_forged(r, facts)
         ],
         steps_skipped=_events(records, "skipped"),
-        second_hubs_refused=sum(detail.startswith(REFUSED) for detail in second),
-        second_hubs_not_refused=[detail[:200] for detail in second if not detail.startswith(REFUSED)],
+        second_hubs_refused=sum(detail.startswith(REFUSED) for detail in decided),
+        second_hubs_not_refused=[detail[:200] for detail in decided if not detail.startswith(REFUSED)],
+        second_hubs_undecided=len(second) - len(decided),
         executing_after=[outage.executing_after for outage in by_fault],
         executing_with_standby=[outage.executing_after for outage in by_fault if outage.standby_present],
+        executing_without_standby=[outage.executing_after for outage in by_fault if not outage.standby_present],
         executing_by_kind=_by_kind(by_fault),
         past_after=[outage.past_after for outage in by_fault if outage.past_after is not None],
         noticed_after=[outage.noticed_after for outage in by_fault if outage.noticed_after is not None],
         unexplained=[_words(outage) for outage in outages if not outage.faults],
-        exits=[f"{r.who} with {r.code}: {r.tail[-200:]}" for r in records if isinstance(r, Exited)],
-        clean_steps_per_second=_rate(records, 0.0, config.clean_seconds),
-        steps_per_second=_rate(records, config.clean_seconds, 60 * config.minutes),
+        exits=[
+            f"{r.who} with {r.code}: {r.tail[-200:]}"
+            for r in records
+            if isinstance(r, Exited) and not is_attacker(r.who)
+        ],
+        raised=[r.text for r in records if isinstance(r, Raised)],
+        honest_removed=_honest_removed(records),
+        attacks=judge_attacks(records, facts.deeds, outages),
+        clean_steps_per_second=_rate(true, 0.0, config.clean_seconds),
+        steps_per_second=_rate(true, config.clean_seconds, 60 * config.minutes),
         poisoned=len(facts.poisoned),
         poisoned_named=poison["named"],
         poisoned_together=poison["together"],
@@ -94,6 +124,22 @@ def judge(config: ChaosConfig, records: Sequence[AnyRecord], facts: Facts) -> Se
         use=_use(records),
         problem=ended[-1].problem if ended else "it has not ended",
     )
+
+
+def _is_forged(record: AnyRecord, facts: Facts) -> bool:
+    """A step that the undisturbed run has computed otherwise, or that is beyond all that can have been computed: it is
+    no progress."""
+    if not (isinstance(record, Happened) and isinstance(record.event, Step) and facts.steps):
+        return False
+    step = record.event
+    if step.step not in facts.steps:
+        return step.step > max(facts.steps) + BEYOND_STEPS
+    return facts.steps[step.step] != (step.loss, step.grad_norm)
+
+
+def _honest_removed(records: Sequence[AnyRecord]) -> list[str]:
+    left = [r.event for r in records if isinstance(r, Happened) and isinstance(r.event, PeerLeft)]
+    return [event.reason for event in left if event.cause in REMOVED and not is_attacker(event.peer)]
 
 
 def _by_kind(outages: Sequence[Outage]) -> dict[str, list[float]]:
@@ -184,7 +230,7 @@ def _events(records: Sequence[AnyRecord], tag: str) -> int:
 def _use(records: Sequence[AnyRecord]) -> list[Usage]:
     by_process: dict[tuple[str, int], list[Sampled]] = {}
     for record in records:
-        if isinstance(record, Sampled):
+        if isinstance(record, Sampled) and not is_attacker(record.who):
             by_process.setdefault((record.who, record.pid), []).append(record)
     found: dict[str, Usage] = {}
     for (who, _), samples in by_process.items():

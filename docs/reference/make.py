@@ -22,6 +22,7 @@ import thinpipe
 from thinpipe.cli.commands import VERBS, Verb
 from thinpipe.config.hub import HubConfig
 from thinpipe.config.run import RunConfig
+from thinpipe.core import bounds
 
 HERE = Path(__file__).parent
 NOTE = "<!-- Made by docs/reference/make.py from the settings' own classes: change those, then run it again. -->"
@@ -253,6 +254,23 @@ def _public_name(name: str) -> str:
     return f"### `{name}`\n\n{_doc(node)}\n\n{_members(node)}"
 
 
+class _WithoutBounds(ast.NodeTransformer):
+    """Types as they are without the bounds that values of other machines must keep."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        is_bounded = isinstance(node.value, ast.Name) and node.value.id == "Annotated"
+        return node.slice.elts[0] if is_bounded and isinstance(node.slice, ast.Tuple) else node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        known = typing.get_args(getattr(bounds, node.id, None))
+        return ast.Name(known[0].__name__) if known and isinstance(known[0], type) else node
+
+
+def _type(annotation: ast.expr) -> str:
+    return ast.unparse(_WithoutBounds().visit(annotation))
+
+
 def _members(node: ast.ClassDef) -> str:
     """Constructor, methods and fields; those of settings are on the page of settings."""
     if node.name.endswith("Config"):
@@ -262,7 +280,7 @@ def _members(node: ast.ClassDef) -> str:
         if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name) and member.target.id[0] != "_":
             stated = after.value if isinstance(after, ast.Expr) else None
             help_text = f": {_flowed(stated.value)}" if isinstance(stated, ast.Constant) else ""
-            text += f"- `{member.target.id}`: `{ast.unparse(member.annotation)}`{help_text}\n"
+            text += f"- `{member.target.id}`: `{_type(member.annotation)}`{help_text}\n"
         elif isinstance(member, ast.FunctionDef) and _is_public(member):
             text += _method(node.name, member)
     return text

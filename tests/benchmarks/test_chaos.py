@@ -15,6 +15,7 @@ import pytest
 from benchmarks.chaos import networks as chaos_networks
 from benchmarks.chaos import small_disks as chaos_disk
 from benchmarks.chaos.__main__ import leaving_cleanly
+from benchmarks.chaos.attacks.catalogue import ATTACK_NAMES, ATTACKS
 from benchmarks.chaos.attribution import BadMessage
 from benchmarks.chaos.config import HUB, KINDS, ChaosConfig
 from benchmarks.chaos.log import Begun, ChaosLog, Committed, Ended, Happened, Hashed, Healed, Struck, read_log
@@ -45,7 +46,8 @@ def test_three_runs_of_half_an_hour_have_enough_of_everything():
     assert counts["hub"] >= 20
     assert counts["store"] >= 10
     assert counts["poison"] >= 200
-    assert set(counts) == set(KINDS)
+    assert set(counts) == {*KINDS, *ATTACK_NAMES}
+    assert all(counts[name] >= 6 for name in ATTACK_NAMES)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -58,17 +60,25 @@ def test_a_seed_says_everything_and_leaves_enough_peers(seed):
     stops = [fault.seconds for fault in faults if fault.kind == "stop"]
     assert all(5 <= seconds <= 60 for seconds in stops)
     for fault in faults:
-        away = {other.victim for other in faults if other.at <= fault.at <= other.until and other.kind != "poison"}
+        away = {other.victim for other in faults if other.at <= fault.at <= other.until and other.kind in AWAY}
         assert len(away - {HUB}) <= MAX_AWAY
     assert faults != make_schedule(ChaosConfig(seed=seed + 1))
 
 
 def test_short_runs_have_each_kind_once_and_those_without_networks_no_cuts():
     config = ChaosConfig(minutes=3, clean_seconds=20, without_cuts=True)
-    assert {fault.kind for fault in make_schedule(config)} == set(KINDS) - {"cut", "deaf", "mute"}
+    kinds = {fault.kind for fault in make_schedule(config)}
+    assert kinds == {*KINDS, *ATTACK_NAMES} - {"cut", "deaf", "mute"}
 
 
-@pytest.mark.parametrize("wrong", [{"stages": 1}, {"minutes": 0.5}, {"faults": ()}, {"faults": ("kill", "kill")}])
+def test_attacks_change_no_fault_of_a_seed():
+    without = make_schedule(ChaosConfig(seed=5, attacks=()))
+    assert [fault for fault in make_schedule(ChaosConfig(seed=5)) if fault.kind not in ATTACKS] == without
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"stages": 1}, {"minutes": 0.5}, {"faults": (), "attacks": ()}, {"faults": ("kill", "kill")}]
+)
 def test_what_makes_no_sense_is_refused(wrong):
     with pytest.raises(UserError):
         ChaosConfig(**wrong)
@@ -111,6 +121,7 @@ def at(moment):
     return {"time_s": moment, "clock_s": moment}
 
 
+AWAY = set(KINDS) - {"poison"}
 FILES = {"first.safetensors": "a"}
 LOG = [
     generation(0, 1, "p0", "p1"),
@@ -162,13 +173,13 @@ def test_the_victim_belonged_to_the_generation_that_ended_however_soon_the_next_
 
 
 def config_of(minutes=1.0):
-    return ChaosConfig(minutes=minutes, clean_seconds=8)
+    return ChaosConfig(minutes=minutes, clean_seconds=8, attacks=())
 
 
 def test_a_run_is_judged_by_hashes_and_not_by_losses():
     steps = dict.fromkeys(range(1, 7), (1.0, 1.0))
     good = judge(config_of(), LOG, Facts(commits={2: FILES}, steps=steps))
-    assert good.failures == []
+    assert good.wrongs == []
     assert (good.commits, good.zombie_returns, good.faults) == (1, 1, {"kill": 1, "stop": 1})
     assert good.unexplained == ["p0 stopped (no reason); p1 had come back from stop"]
     assert (good.clean_steps_per_second, good.steps_per_second) == (0.5, pytest.approx(2 / 52))
@@ -180,7 +191,7 @@ def test_a_run_is_judged_by_hashes_and_not_by_losses():
     assert judge(config_of(), twice, Facts(commits={2: FILES}, steps=steps)).commits_doubled == [2]
     later = [*LOG[:9], Committed(**at(8.5), step=4, files=FILES), *LOG[9:]]
     assert judge(config_of(), later, Facts(commits={2: FILES, 4: FILES}, steps=steps)).commits_lost == [4, 4]
-    assert judge(config_of(), LOG[:-1], Facts(commits={2: FILES}, steps=steps)).failures == ["it has not ended"]
+    assert judge(config_of(), LOG[:-1], Facts(commits={2: FILES}, steps=steps)).wrongs == ["it has not ended"]
 
 
 def test_a_commit_that_is_rolled_back_with_an_event_is_not_lost_but_counted():
@@ -196,10 +207,10 @@ def test_files_on_the_disk_are_compared_and_one_may_only_be_missing():
     log = [*LOG[:5], Committed(**at(2.5), step=2, files=files), *LOG[6:-1]]
     ended = Ended(**at(60))
     missing = judge(config_of(), [*log, Hashed(**at(59), step=2, files=FILES), ended], facts)
-    assert (missing.failures, missing.files_on_disk) == ([], 1)
+    assert (missing.wrongs, missing.files_on_disk) == ([], 1)
     other = judge(config_of(), [*log, Hashed(**at(59), step=2, files={"first.safetensors": "c"}), ended], facts)
     assert other.files_unequal == ["2/first.safetensors"]
-    assert len(other.failures) == 1
+    assert len(other.wrongs) == 1
 
 
 def test_a_standby_must_have_been_there_for_the_time_that_counts():
@@ -225,16 +236,16 @@ def blame(moment, sender, number):
 
 def test_bad_messages_must_be_laid_at_the_right_door():
     facts = Facts(commits={2: FILES}, steps={}, poisoned=[BadMessage("p1", 3, 5.0)])
-    assert judge(config_of(), LOG, facts).failures != []
+    assert judge(config_of(), LOG, facts).wrongs != []
     named = judge(config_of(), [*LOG[:6], blame(5.5, "p1", 3), *LOG[6:]], facts)
-    assert (named.failures, named.poisoned_named) == ([], 1)
+    assert (named.wrongs, named.poisoned_named) == ([], 1)
     other_blamed = [*LOG[:6], blame(5.5, "p0", 3), *LOG[6:]]
     other = judge(config_of(), other_blamed, facts)
-    assert (other.false_alarms, other.poisoned_named, len(other.failures)) == (1, 0, 2)
+    assert (other.false_alarms, other.poisoned_named, len(other.wrongs)) == (1, 0, 2)
     two = judge(config_of(), other_blamed, replace(facts, poisoned=[*facts.poisoned, BadMessage("p0", 3, 5.1)]))
-    assert (two.poisoned_together, two.failures) == (1, [])
+    assert (two.poisoned_together, two.wrongs) == (1, [])
     late = replace(facts, poisoned=[BadMessage("p1", 6, 10.0)])  # the generation is over before step 6 comes
-    assert (judge(config_of(), LOG, late).poisoned_overtaken, judge(config_of(), LOG, late).failures) == (1, [])
+    assert (judge(config_of(), LOG, late).poisoned_overtaken, judge(config_of(), LOG, late).wrongs) == (1, [])
 
 
 def test_the_log_is_read_back_also_after_a_crash(tmp_path):
@@ -277,11 +288,12 @@ def test_three_minutes_of_chaos_and_not_a_bit_differs(tmp_path):
     without = [] if chaos_networks.missing() is None else ["--without-cuts"]
     kinds = [kind for kind in KINDS if kind != "disk" or chaos_disk.missing() is None]
     command = [sys.executable, "-m", "benchmarks.chaos", "--output", str(tmp_path), "--seed", "7"]
-    command += ["--minutes", "3", "--clean-seconds", "20", "--faults", *kinds, *without]
+    command += ["--minutes", "3", "--clean-seconds", "20", "--faults", *kinds, "--attacks", *without]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-5000:]
     (result,) = json.loads((tmp_path / "chaos.json").read_text())["seeds"]
     wanted = [kind for kind in kinds if not (without and kind in ("cut", "deaf", "mute"))]
+    assert not result["shortfalls"]
     assert all(result["faults"][kind] >= 1 for kind in wanted), result["faults"]
     assert result["commits"] >= 3
     assert result["commits_unequal"] == result["commits_lost"] == result["commits_doubled"] == []

@@ -3,10 +3,12 @@
 import io
 from itertools import pairwise
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from tests.monitor.sample_events import DIM, TOKENS, link, peers, started, step
+from thinpipe.core.audit_events import CommitMeasured, LossRecomputed
 from thinpipe.core.events import GenerationEnded, GenerationStarted, PeerJoined, PeerLeft, Retried, Stopped, Validated
 from thinpipe.monitor.state import DownsampledCurve, RunState
 from thinpipe.monitor.terminal import render, sparkline
@@ -163,3 +165,20 @@ def test_a_long_curve_is_thinned_to_means():
 @pytest.mark.parametrize(("values", "line"), [([], ""), ([3.0], "▁"), ([1.0, 2.0], "▁█"), ([8, 4, 2, 1, 1, 1], "█▂▁")])
 def test_a_sparkline(values, line):
     assert sparkline(values, 3) == line
+
+
+def test_what_the_hub_computes_is_shown_beside_what_is_reported_and_an_alarm_above():
+    true = LossRecomputed(step=6, reported=4.94, recomputed=4.94, band=1e-3, peers=["zoe"], seconds=1.0)
+    commit = CommitMeasured(
+        step=5, loss=5.1, reported=4.95, expected_difference=0.1, margin=0.1, peers=["zoe"], seconds=1.0
+    )
+    honest = snapshot_of("r", [started(), *map(step, range(1, 7)), true, commit])
+    assert (honest.recomputed, honest.commit_losses, honest.alarms) == ([(6, 4.94)], [(5, 5.1)], [])
+    assert "computed again by the hub: 4.9400" in honest.audit
+    false = msgspec.structs.replace(true, step=7, recomputed=7.5)
+    worse = msgspec.structs.replace(commit, step=10, loss=7.5)
+    snapshot = snapshot_of("r", [started(), *map(step, range(1, 11)), false, worse])
+    assert ["7.5000" in alarm and "zoe" in alarm for alarm in snapshot.alarms] == [True, True]
+    console = Console(file=io.StringIO(), width=400)
+    console.print(render(snapshot, 1030.0))
+    assert "ALARM: loss 4.9400 was reported, and the hub computes 7.5000" in console.file.getvalue()

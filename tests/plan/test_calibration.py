@@ -2,8 +2,8 @@
 
 import pytest
 
+from thinpipe.core.state_folder import STATE_FOLDER_VARIABLE
 from thinpipe.planning.calibration import (
-    STATE_FOLDER_VARIABLE,
     Calibration,
     calibration_path,
     device_key,

@@ -7,7 +7,8 @@ import pytest
 
 from thinpipe.config.run import RunConfig, TrainingConfig
 from thinpipe.core.errors import UserError
-from thinpipe.planning.calibration import STATE_FOLDER_VARIABLE, Calibration, device_key, save_calibration
+from thinpipe.core.state_folder import STATE_FOLDER_VARIABLE
+from thinpipe.planning.calibration import Calibration, device_key, save_calibration
 from thinpipe.planning.devices import DEVICES, find_device, precision_of
 from thinpipe.planning.machines import Hub, Machine, load_machines
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport

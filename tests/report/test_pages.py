@@ -4,12 +4,14 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.report.logs import TOKENS, saved, settings, started, step, stopped, validated, write
 from thinpipe.cli import main
 from thinpipe.config.model import ProjectionConfig
 from thinpipe.config.toml import dump_toml
+from thinpipe.core.audit_events import CommitMeasured, LossRecomputed
 from thinpipe.core.events import (
     GenerationEnded,
     GenerationStarted,
@@ -194,3 +196,18 @@ def test_the_style_ships_with_the_package():
     import thinpipe.report
 
     assert (Path(thinpipe.report.__file__).parent / "page.css").is_file()
+
+
+def test_a_report_tells_what_the_hub_recomputed(tmp_path):
+    told = LossRecomputed(step=2, reported=4.98, recomputed=4.98, band=1e-3, peers=[EVIL], seconds=1.0)
+    commit = CommitMeasured(
+        step=1, loss=5.0, reported=4.99, expected_difference=None, margin=None, peers=[EVIL], seconds=1.0
+    )
+    run = write(tmp_path, started(), *map(step, (1, 2, 3)), told, commit)
+    assert [event.is_disputed for event in summarise(run).recomputed] == [False]
+    page = report(run)[2]
+    assert "The hub computed 1 reported loss(es) again, of which 1 agree." in page
+    write(tmp_path, msgspec.structs.replace(told, step=3, recomputed=9.0))
+    page = report(run)[2]
+    assert "of which 1 agree; ALARM: 1 event(s) show false reports" in page
+    assert "and the hub computes 9.0000 from its commit" in page

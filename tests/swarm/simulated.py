@@ -5,7 +5,7 @@ Everything that must never happen is asserted where it would happen.
 """
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -15,12 +15,13 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import numerics
 from thinpipe.planning.partition import Partition
 from thinpipe.swarm.hub.commits.history import Commit, CommitHistory, CommitState
-from thinpipe.swarm.hub.commits.ledger import CommitLedger
+from thinpipe.swarm.hub.commits.ledger import CommitLedger, Part
 from thinpipe.swarm.hub.membership import Generation, GenerationEnd, Membership
 from thinpipe.swarm.hub.services.reduction import ReductionError, StepReduction
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
 from thinpipe.swarm.protocol.messages import Measure, NextRequest
 from thinpipe.swarm.protocol.names import HUB
+from thinpipe.swarm.protocol.signed_files import SignedFile
 
 NAMES = ("a", "b", "c", "d")
 WANTED, MOST, PATIENCE = 3, 3, 5.0
@@ -47,6 +48,17 @@ def state_of(step: int, files: dict[str, str]) -> CommitState:
     version = step // BASIS_INTERVAL
     return CommitState(
         step=step, samples_seen=4 * step, basis_version=version, basis_sha256=sha(f"basis {version}"), files=files
+    )
+
+
+def part_of(state: CommitState, files: dict[str, str]) -> Part:
+    signed = {name: SignedFile(name=name, nbytes=1, sha256=sha256, signature=b"") for name, sha256 in files.items()}
+    return Part(
+        step=state.step,
+        samples_seen=state.samples_seen,
+        basis_version=state.basis_version,
+        basis_sha256=state.basis_sha256,
+        files=signed,
     )
 
 
@@ -141,8 +153,9 @@ class SimulatedHub:
         generation = self.membership.current
         assert generation.number > self.disk.generation, "generations only grow"
         self.disk.generation = generation.number
-        self.commits.begin(generation.number, generation.names)
-        self.files.clear(), self.lost.clear()
+        self.held = {name: [LAYERS[i] for i in mine] for name, mine in generation.partition.stages}
+        self.commits.begin(generation.number, self.held)
+        self.files.clear(), self.lost.clear(), self.world.told.clear()
         self.beginning = self.commits.newest
         self.reduction = StepReduction(generation.number, generation.names)
         self.world.incarnations[generation.number] = {
@@ -171,21 +184,22 @@ class SimulatedHub:
         found = reduction.result(number)
         return None if found is None else tuple(found.tolist())
 
-    def saved(self, sender: "Process", asked: tuple[int, CommitState, tuple[str, ...]]) -> str:
-        generation, state, files = asked
+    def saved(self, sender: "Process", asked: tuple[int, Part]) -> str:
+        generation, part = asked
         latest = self.membership.latest
         if latest is None or latest.number != generation or sender.name not in latest.names:
             return "refused"
+        foreign = self.commits.foreign_files(sender.name, part.files)
+        part = replace(part, files={name: file for name, file in part.files.items() if name not in foreign})
         try:
-            found = self.commits.announce(sender.name, generation, state, files, "", self.world.now)
+            found = self.commits.announce(sender.name, generation, part, self.world.now)
         except UserError:
             return "refused"
-        if found in ("begin", "send"):
+        if found != "committed":
             self.world.is_of(sender, self.commits.generation)
             if found == "begin":
-                self.world.told.clear(), self.world.promised.clear()
                 self.files.clear()
-            self.world.told[sender.name], self.world.promised[sender.name] = state, files
+            self.world.told[sender.name] = part
         self._commit_if_whole()
         return found
 
@@ -193,9 +207,10 @@ class SimulatedHub:
         step, file, content = asked
         if step == self.commits.newest:
             return "whole"
-        if not self.commits.expects(sender.name, step, file, self.world.now):
+        expected = self.commits.expected(sender.name, step, file)
+        if expected is None:
             return "refused"
-        if sha(file_of(file, content)) != self.world.told[sender.name].files[file]:
+        if sha(file_of(file, content)) != expected.sha256:
             return "damaged"
         self.files[step, file] = content
         self.commits.on_file_received(sender.name, step, file)
@@ -267,10 +282,9 @@ class Process:
         if saving is None:
             return
         if not saving.told:
-            files = saving.state.files
-            wrong = state_of(saving.state.step, files | {LAYERS[0]: sha(f"lie of {self.name}")})
-            told = wrong if self.lies else saving.state
-            self.world.send(self, "saved", (saving.generation, told, tuple(saving.to_send)))
+            told = {layer: saving.state.files[layer] for layer in saving.to_send}
+            told |= {LAYERS[0]: sha(f"lie of {self.name}")} if self.lies else {}
+            self.world.send(self, "saved", (saving.generation, part_of(saving.state, told)))
             self.lies = False
         elif saving.to_send:
             file = saving.to_send[0]
@@ -371,8 +385,7 @@ class World:
         self.incarnations: dict[int, dict[str, str]] = {}
         self.started: dict[int, CommitState] = {}
         self.board: dict[tuple[int, int], dict[str, dict[str, str]]] = {}
-        self.told: dict[str, CommitState] = {}
-        self.promised: dict[str, tuple[str, ...]] = {}
+        self.told: dict[str, Part] = {}
         self.hub = SimulatedHub(self)
 
     # What happens
@@ -385,7 +398,7 @@ class World:
         if rotten and len(self.disk.folders) > 1:
             del self.disk.folders[max(self.disk.folders)]
         before = list(self.disk.log)
-        self.told.clear(), self.promised.clear()
+        self.told.clear()
         self.hub = SimulatedHub(self)
         assert self.disk.log[: len(before)] == before
 
@@ -453,17 +466,17 @@ class World:
     def check_pending(self) -> None:
         """Nobody sends parts of what can never be whole."""
         hub = self.hub
-        if hub.commits.pending_step is None or set(self.promised) != set(self.incarnations[hub.commits.generation]):
-            return  # somebody has still to tell what it has
+        if hub.commits.pending_step is None:
+            return
         here = {file for step, file in hub.files if step == hub.commits.pending_step}
-        coming = {file for name, files in self.promised.items() if name not in hub.lost for file in files}
+        coming = {file for name, files in hub.held.items() if name not in hub.lost for file in files}
         assert here | coming == set(LAYERS), "all send what can never be whole"
 
     def check_commit(self, commit: Commit, files: dict[tuple[int, str], tuple[int, ...]]) -> None:
         assert commit.state == undisturbed(commit.step), "what is committed is not what an undisturbed run has"
         assert commit.generation == self.disk.generation
-        assert set(self.told) == set(self.incarnations[commit.generation]), "not all have told it"
-        assert all(state == commit.state for state in self.told.values()), "they did not tell the same"
+        told = [self.told[name] for name in self.incarnations[commit.generation]]
+        assert all(part.step >= commit.step for part in told), "not all have told it"
         for layer, expected in commit.files.items():
             *peers, hub = commit.holders[layer]
             assert hub == HUB

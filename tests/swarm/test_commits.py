@@ -7,33 +7,50 @@ import pytest
 
 from thinpipe.core.errors import UserError
 from thinpipe.swarm.hub.commits.history import Commit, CommitHistory, CommitState
-from thinpipe.swarm.hub.commits.ledger import PENDING_IDLE_SECONDS, CommitLedger
+from thinpipe.swarm.hub.commits.ledger import CommitLedger, FalsePartError, Part
 from thinpipe.swarm.hub.commits.log import CommitLog
+from thinpipe.swarm.protocol.signed_files import SignedFile
 
-PARTS = {"a": ["first"], "b": ["last"]}
+HELD = {"a": ["first", "run"], "b": ["last", "run"]}
 
 
 def state(step, **changes):
-    files = {"first": f"f{step}", "last": f"l{step}"}
+    files = {"first": f"f{step}", "last": f"l{step}", "run": f"r{step}"}
     made = CommitState(step=step, samples_seen=4 * step, basis_version=1, basis_sha256="u", files=files)
     return msgspec.structs.replace(made, **changes)
 
 
+def part(peer, what):
+    """What a peer announces of a state; all of it, if it holds nothing."""
+    signed = {
+        name: SignedFile(name=name, nbytes=1, sha256=sha256, signature=b"")
+        for name, sha256 in what.files.items()
+        if name in HELD.get(peer, what.files)
+    }
+    return Part(
+        step=what.step,
+        samples_seen=what.samples_seen,
+        basis_version=what.basis_version,
+        basis_sha256=what.basis_sha256,
+        files=signed,
+    )
+
+
 def ledger(records=(), newest=0, generation=1):
     commits = CommitLedger(CommitHistory(records), newest=newest)
-    commits.begin(generation, ("a", "b"))
+    commits.begin(generation, HELD)
     return commits
 
 
-def tell(commits, peer, generation, what, manifest_sha256, now):
-    return commits.announce(peer, generation, what, PARTS.get(peer, []), manifest_sha256, now)
+def tell(commits, peer, generation, what, now=0.0):
+    return commits.announce(peer, generation, part(peer, what), now)
 
 
 def commit(commits, step, generation=1, **changes):
     for name in ("a", "b"):
-        tell(commits, name, generation, state(step, **changes), "", 0.0)
-    for name, file in (("a", "first"), ("b", "last")):
-        assert commits.expects(name, step, file, 0.0)
+        tell(commits, name, generation, state(step, **changes))
+    for name, file in (("a", "first"), ("b", "last"), ("a", "run")):
+        assert file in commits.wanted(name, step)
         commits.on_file_received(name, step, file)
     found = commits.complete
     commits.mark_committed(found)
@@ -44,115 +61,160 @@ def read(path):
     return [msgspec.json.decode(line, type=Commit) for line in path.read_bytes().splitlines()]
 
 
-def test_all_must_tell_and_all_files_must_come():
+def test_all_must_tell_and_every_file_must_come_from_who_holds_it():
     commits = ledger()
-    assert tell(commits, "a", 1, state(4), "", 0.0) == "begin"
-    commits.on_file_received("a", 4, "first")
-    commits.on_file_received("a", 4, "last")
-    assert commits.complete is None, "b has not told that it has its part"
-    assert tell(commits, "b", 1, state(4), "", 0.0) == "send"
-    assert commits.complete.holders == {"first": ["a", "hub"], "last": ["a", "hub"]}
+    assert tell(commits, "a", 1, state(4)) == "retry"
+    assert tell(commits, "b", 1, state(4)) == "begin"
+    assert tell(commits, "a", 1, state(4)) == "send"
+    assert (commits.wanted("a", 4), commits.wanted("b", 4)) == (["first", "run"], ["last"])
+    for file in ("first", "run"):
+        commits.on_file_received("b", 4, file)
+    assert commits.wanted("a", 4) == ["first", "run"], "they are not b's to give"
+    for file in ("first", "run"):
+        commits.on_file_received("a", 4, file)
+    assert commits.complete is None
+    assert commits.owed() == "b has not uploaded last of step 4"
+    commits.on_file_received("b", 4, "last")
+    assert commits.complete.holders == {"first": ["a", "hub"], "last": ["b", "hub"], "run": ["a", "b", "hub"]}
     assert commits.complete.state == state(4)
+    assert {name: peer for name, (peer, _) in commits.signed_files.items()} == {"first": "a", "last": "b", "run": "a"}
 
 
 def test_what_is_there_is_not_asked_for_again_and_does_not_change():
     commits = ledger()
     commit(commits, 4)
-    assert tell(commits, "a", 1, state(4), "", 0.0) == "committed"
+    assert tell(commits, "a", 1, state(4)) == "committed"
     assert (commits.complete, commits.pending_step) == (None, None)
-    with pytest.raises(UserError, match="step 4 is already committed with different contents"):
-        tell(commits, "a", 1, state(4, samples_seen=0), "", 0.0)
+    for other in (state(4, samples_seen=0), state(4, files={"first": "x", "last": "l4", "run": "r4"})):
+        with pytest.raises(UserError, match="step 4 is already committed with different contents"):
+            tell(commits, "a", 1, other)
     with pytest.raises(UserError, match="there is a newer checkpoint, of step 4"):
-        tell(commits, "a", 1, state(3), "", 0.0)
+        tell(commits, "a", 1, state(3))
+
+
+def test_nobody_announces_what_it_does_not_hold_or_leaves_out_what_it_does():
+    commits = ledger()
+    everything = part("c", state(4))
+    assert commits.foreign_files("a", everything.files) == {"last": ["b"]}
+    assert commits.foreign_files("a", ["more"]) == {"more": []}
+    with pytest.raises(FalsePartError, match="a announces files of others"):
+        commits.announce("a", 1, everything, 0.0)
+    with pytest.raises(FalsePartError, match="a leaves out run"):
+        tell(commits, "a", 1, state(4, files={"first": "f4"}))
+    assert tell(commits, "a", 1, state(4)) == "retry"
+    with pytest.raises(FalsePartError, match="a has announced step 4 before, with other contents"):
+        tell(commits, "a", 1, state(4, basis_version=2))
 
 
 def test_who_is_gone_before_it_told_keeps_nobody_busy():
     commits = ledger()
-    assert tell(commits, "a", 1, state(4), "", 0.0) == "begin"
+    assert tell(commits, "a", 1, state(4)) == "retry"
     commits.drop_peer("b")
-    assert commits.pending_step is None
     with pytest.raises(UserError, match="b left before uploading its part of step"):
-        tell(commits, "a", 1, state(4), "", 0.0)
-    commits.begin(2, ("a", "c"))
-    assert tell(commits, "a", 2, state(8), "", 0.0) == "begin"
+        tell(commits, "a", 1, state(4))
+    commits.begin(2, {"a": ["first", "run"], "c": ["last", "run"]})
+    assert tell(commits, "a", 2, state(8)) == "retry"
 
 
 def test_who_is_gone_before_its_files_came_keeps_nobody_busy():
     commits = ledger()
     for name in ("a", "b"):
-        tell(commits, name, 1, state(4), "", 0.0)
+        tell(commits, name, 1, state(4))
     commits.drop_peer("b")
     assert commits.pending_step is None
-    assert not commits.expects("a", 4, "first", 0.0), "it can never be whole"
+    assert commits.expected("a", 4, "first") is None, "it can never be whole"
 
 
 def test_who_is_gone_after_its_files_came_is_not_needed_any_more():
     commits = ledger()
     for name in ("a", "b"):
-        tell(commits, name, 1, state(4), "", 0.0)
+        tell(commits, name, 1, state(4))
     commits.on_file_received("b", 4, "last")
     commits.drop_peer("b")
-    assert tell(commits, "a", 1, state(4), "", 0.0) == "send"
-    commits.on_file_received("a", 4, "first")
+    assert tell(commits, "a", 1, state(4)) == "send"
+    for file in ("first", "run"):
+        commits.on_file_received("a", 4, file)
     assert commits.complete.state == state(4)
 
 
-def test_files_of_one_that_is_gone_may_come_from_another_that_has_them():
-    for files in (["first", "last"], ["first"]):
-        commits = ledger()
-        tell(commits, "b", 1, state(4), "", 0.0)
-        commits.drop_peer("b")
-        assert commits.pending_step == 4, "a has not told what it has"
-        if "last" in files:
-            assert commits.announce("a", 1, state(4), files, "", 0.0) == "send"
-        else:
-            with pytest.raises(UserError, match="no connected peer has last of step 4"):
-                commits.announce("a", 1, state(4), files, "", 0.0)
-            assert commits.pending_step is None
+def test_what_all_have_comes_from_another_when_its_sender_is_gone():
+    commits = ledger()
+    for name in ("a", "b"):
+        tell(commits, name, 1, state(4))
+    commits.on_file_received("a", 4, "first")
+    commits.drop_peer("a")
+    assert commits.wanted("b", 4) == ["last", "run"]
+    for file in ("last", "run"):
+        commits.on_file_received("b", 4, file)
+    assert commits.complete.state == state(4)
 
 
 @pytest.mark.parametrize(("peer", "generation"), [("c", 2), ("a", 1), ("a", 3)])
 def test_who_is_not_of_the_generation_is_not_heard(peer, generation):
     commits = ledger(generation=2)
     with pytest.raises(UserError, match="not of the current generation"):
-        tell(commits, peer, generation, state(4), "", 0.0)
-    tell(commits, "a", 2, state(4), "", 0.0)
-    assert not commits.expects("c", 4, "first", 0.0)
+        tell(commits, peer, generation, state(4))
+    for name in ("a", "b"):
+        tell(commits, name, 2, state(4))
+    assert commits.expected("c", 4, "first") is None
     commits.on_file_received("c", 4, "first")
-    tell(commits, "b", 2, state(4), "", 0.0)
-    commits.on_file_received("b", 4, "last")
-    assert commits.complete is None
+    assert commits.wanted("a", 4) == ["first", "run"]
 
 
-@pytest.mark.parametrize("manifest_sha256", ["", "another"])
-def test_two_that_differ_make_no_commit(manifest_sha256):
-    commits = ledger()
-    tell(commits, "a", 1, state(4), "", 0.0)
-    with pytest.raises(UserError, match="another peer has announced different contents of step 4"):
-        tell(commits, "b", 1, state(4, samples_seen=16 if manifest_sha256 else 1), manifest_sha256, 0.0)
-    for file in ("first", "last"):
-        commits.on_file_received("a", 4, file)
-    assert commits.complete is None
+@pytest.mark.parametrize(
+    "change", [{"samples_seen": 1}, {"basis_sha256": "v"}, {"files": {"first": "f4", "last": "l4", "run": "other"}}]
+)
+def test_those_who_differ_in_what_all_have_make_no_commit_and_are_named(change):
+    commits = CommitLedger()
+    held = HELD | {"c": ["run"]}
+    commits.begin(1, held)
+    honest = {name: part(name, state(4)) for name in ("a", "b")}
+    whole = part("c", state(4, **change))
+    other = Part(**vars(whole) | {"files": {"run": whole.files["run"]}})
+    for name in ("a", "b"):
+        assert commits.announce(name, 1, honest[name], 0.0) == "retry"
+    text = "c announced another basis, data position or run file of step 4 than a and b"
+    with pytest.raises(UserError, match=text):
+        commits.announce("c", 1, other, 0.0)
+    assert (commits.pending_step, commits.owed()) == (None, text)
 
 
 def test_a_new_generation_gives_up_what_was_on_its_way_and_generations_only_grow():
     commits = ledger(generation=2)
-    tell(commits, "a", 2, state(4), "", 0.0)
+    for name in ("a", "b"):
+        tell(commits, name, 2, state(4))
     with pytest.raises(ValueError, match="generation 2 cannot follow generation 2"):
-        commits.begin(2, ("a", "b"))
-    commits.begin(3, ("a", "b"))
+        commits.begin(2, HELD)
+    commits.begin(3, HELD)
     assert commits.pending_step is None
-    assert tell(commits, "a", 3, state(4, samples_seen=1), "", 0.0) == "begin", "it was not committed"
+    assert tell(commits, "a", 3, state(4, samples_seen=1)) == "retry", "it was not committed"
 
 
-def test_a_slow_line_is_waited_for_while_something_comes():
+def test_a_slow_line_is_waited_for_but_not_for_ever():
     commits = ledger()
-    tell(commits, "a", 1, state(4), "", 0.0)
-    assert tell(commits, "a", 1, state(8), "", PENDING_IDLE_SECONDS - 1) == "retry"
-    assert commits.expects("a", 4, "first", PENDING_IDLE_SECONDS - 1)
-    assert tell(commits, "a", 1, state(8), "", PENDING_IDLE_SECONDS + 1) == "retry"
-    assert tell(commits, "a", 1, state(8), "", 2 * PENDING_IDLE_SECONDS) == "begin"
-    assert tell(commits, "b", 1, state(12), "", 0.0) == "begin", "b will never send step 8"
+    for name in ("a", "b"):
+        tell(commits, name, 1, state(4))
+    for file in ("first", "run"):
+        commits.on_file_received("a", 4, file)
+    assert tell(commits, "a", 1, state(8)) == "retry"
+    limits = {"a": 1.0, "b": 20.0}
+    commits.abandon_overdue(19.0, limits, 0.0)
+    assert (commits.pending_step, commits.pop_abandoned()) == (4, None), "a owes nothing"
+    commits.abandon_overdue(21.0, limits, 0.0)
+    assert (commits.pending_step, commits.owed()) == (None, "announced so far: a step 8; nothing by b")
+    assert commits.pop_abandoned() == ({"b"}, "b has not uploaded last of step 4")
+    assert commits.pop_abandoned() is None
+    assert tell(commits, "b", 1, state(8), 30.0) == "begin"
+
+
+def test_what_all_have_left_behind_gives_way():
+    commits = ledger()
+    for step in (4, 8):
+        answers = [tell(commits, name, 1, state(step)) for name in ("a", "b")]
+        assert answers == ["retry", "begin"]
+        commits.on_file_received("b", step, "last")
+    assert commits.pending_step == 8
+    assert commits.pop_abandoned() == ({"a"}, "a has not uploaded first, run of step 4")
 
 
 def test_what_the_hub_has_lost_is_taken_again_and_is_the_same_commit():
@@ -161,19 +223,19 @@ def test_what_the_hub_has_lost_is_taken_again_and_is_the_same_commit():
     again = commit(commits, 4, generation=2)
     assert commits.is_recorded(again)
     assert (again.generation, again.replaces, commits.newest) == (2, "", 4)
-    assert commits.holders_of(["first"]) == {"first": ["a"]}
+    assert commits.holders_of(["first", "run"]) == {"first": ["a"], "run": ["a", "b"]}
 
 
 def test_what_the_hub_has_lost_and_is_computed_otherwise_takes_its_place_and_says_so():
     first = commit(ledger(), 4)
     commits = ledger([first], newest=4, generation=2)
     with pytest.raises(UserError, match="step 4 is already committed with different contents"):
-        tell(commits, "a", 2, state(4, basis_version=2), "", 0.0)
+        tell(commits, "a", 2, state(4, basis_version=2))
     commits.roll_back(2)
     again = commit(commits, 4, generation=2, basis_version=2)
     assert again.replaces == first.sha256 != again.sha256
     with pytest.raises(UserError, match="step 4 is already committed with different contents"):
-        tell(commits, "a", 2, first.state, "", 0.0)
+        tell(commits, "a", 2, first.state)
 
 
 def test_of_old_commits_only_a_hash_is_kept():
@@ -198,7 +260,7 @@ def test_the_log_keeps_what_was_written_and_drops_a_torn_line(tmp_path):
         log.append(records[1])
     log.close()
     assert read(path) == records
-    assert records[0].holders == {"first": ["a", "b", "hub"], "last": ["hub"]}
+    assert records[0].holders == {"first": ["a", "b", "hub"], "last": ["hub"], "run": ["hub"]}
     whole = path.read_bytes()
     ends = [at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]
     for cut in range(len(whole) + 1):

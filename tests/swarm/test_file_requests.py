@@ -7,19 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinpipe.core.foreign import ProtocolError, decode_foreign
 from thinpipe.swarm.hub.services.files import FileReadService, FileWriteService
 from thinpipe.swarm.protocol.file_messages import (
     MAX_CHUNK_NBYTES,
-    READ_REQUEST_DECODER,
-    WRITE_REQUEST_DECODER,
     BeginWrite,
     ReadChunk,
     ReadReply,
+    ReadRequest,
     StatFile,
     WriteChunk,
     WriteReply,
-    decode,
-    is_safe_path,
+    WriteRequest,
 )
 
 GOOD = [
@@ -31,9 +30,10 @@ GOOD = [
 
 
 def check(data):
-    for decoder in (READ_REQUEST_DECODER, WRITE_REQUEST_DECODER):
-        found = decode(decoder, data)
-        if found is None:
+    for kind in (ReadRequest, WriteRequest):
+        try:
+            found = decode_foreign(data, kind)
+        except ProtocolError:
             continue
         assert 1 <= len(found.name) <= 512
         assert getattr(found, "offset", 0) >= 0
@@ -42,10 +42,12 @@ def check(data):
         if isinstance(found, WriteChunk):
             assert len(found.data) <= MAX_CHUNK_NBYTES
     for service in (FileReadService(lambda _: None), FileWriteService(lambda *_: None, lambda *_: None)):
-        answer = asyncio.run(service("p0", data))
-        if answer is not None:
-            kind = ReadReply if isinstance(service, FileReadService) else WriteReply
-            assert msgspec.msgpack.decode(answer, type=kind).reason
+        try:
+            answer = asyncio.run(service("p0", data))
+        except ProtocolError:
+            continue
+        kind = ReadReply if isinstance(service, FileReadService) else WriteReply
+        assert msgspec.msgpack.decode(answer, type=kind).reason
 
 
 @settings(max_examples=100, deadline=None)
@@ -87,21 +89,23 @@ def test_damaged_requests(request, place, damage):
     ids=["nothing", "deep", "deep in a field", "no utf-8", "huge map", "huge bytes", "long piece", "long"],
 )
 def test_what_is_no_request(data):
-    assert decode(READ_REQUEST_DECODER, data) is None
-    assert decode(WRITE_REQUEST_DECODER, data) is None
+    for kind in (ReadRequest, WriteRequest):
+        with pytest.raises(ProtocolError):
+            decode_foreign(data, kind)
 
 
 @pytest.mark.parametrize("request_", GOOD, ids=lambda request: type(request).__name__)
 def test_good_requests_arrive_as_they_were(request_):
-    decoder = READ_REQUEST_DECODER if isinstance(request_, StatFile | ReadChunk) else WRITE_REQUEST_DECODER
-    assert decode(decoder, msgspec.msgpack.encode(request_)) == request_
+    kind = ReadRequest if isinstance(request_, ReadRequest) else WriteRequest
+    assert decode_foreign(msgspec.msgpack.encode(request_), kind) == request_
 
 
 @pytest.mark.parametrize(
     "name", ["tokenizer/tokenizer.json", "step-00000200/blocks.3.safetensors", "a", "...x", "Größe"]
 )
 def test_plain_names(name):
-    assert is_safe_path(name)
+    request = StatFile(name=name)
+    assert decode_foreign(msgspec.msgpack.encode(request), ReadRequest) == request
 
 
 @pytest.mark.parametrize(
@@ -109,4 +113,5 @@ def test_plain_names(name):
     ["", ".", "..", "../a", "a/../b", "a/..", "/etc/passwd", "a//b", "a/", "a\\b", "c:a", "a\0b", "a\nb", " a", "..."],
 )
 def test_names_that_lead_elsewhere(name):
-    assert not is_safe_path(name)
+    with pytest.raises(ProtocolError):
+        decode_foreign(msgspec.msgpack.encode(StatFile(name=name)), ReadRequest)

@@ -10,7 +10,7 @@ import pytest
 from tests.swarm.attacks import TRIES, counted, heard, some
 from tests.swarm.brokers import dialled, running_broker
 from tests.transport.nats_peers import address
-from thinpipe.swarm.hub.services.serve import serve
+from thinpipe.swarm.hub.services.serve import Services
 from thinpipe.swarm.hub.services.store import StoreService
 from thinpipe.transport.nats.connection import HubConnection
 from thinpipe.transport.nats.store_messages import StoreReply, StoreRequest
@@ -82,7 +82,7 @@ def test_a_peer_that_has_answers_sent_to_others(running, report):
             await stream.publish("said", b"forged")
             direct = await everybody.request("$JS.API.DIRECT.GET.run", b'{"seq": 1}', timeout=120)
             assert direct.data == b"forged"  # the service that would answer is there
-            await serve(everybody, "store", StoreService())
+            await Services({"store": StoreService()}).open(everybody, running.seeds)
             came = [await heard(other, subject) for subject in ("m.p1.>", "_INBOX.p1.>", "bcast.>")]
             for number in range(TRIES):
                 subject, question, forbidden = forgeries(number)
@@ -120,5 +120,5 @@ def test_mail_that_wants_an_answer_or_has_headers_is_dropped(running, report):
 
     came = []
     with closing(HubConnection(address(running, "p1"))) as connection:
-        connection.subscribe("d", lambda sender, data: came.append((sender, data)))
+        connection.subscribe("d", lambda sender, data: came.append((sender, data)), senders=["p0"])
         asyncio.run(check())

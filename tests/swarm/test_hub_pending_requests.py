@@ -6,7 +6,7 @@ import msgspec
 from rich.console import Console
 
 from tests.programs import PATIENCE, events_of, wait_for_event
-from tests.swarm.commits import commit_by_hand, push_all, save_by_hand, tell_saved, wait_until
+from tests.swarm.commits import commit_by_hand, push_all, wait_until
 from tests.swarm.hubs import ask_again, ask_next, begin_generation, next_request, report, running_hub
 from thinpipe.config.hub import JoinConfig
 from thinpipe.core.events import PeerLeft
@@ -58,9 +58,7 @@ def test_one_that_hangs_while_it_gives_does_not_keep_the_hub_from_falling_back(r
         begin_generation(running, first, hanging)
         run_host = running.hub.run_host
         for step in (4, 8):
-            path = save_by_hand(run_host, step, tmp_path)
-            tell_saved(first, path), tell_saved(hanging, path)
-            push_all(first, path)
+            commit_by_hand(run_host, step, tmp_path, first, hanging)
         (run_host.newest.path / "last.safetensors").unlink()
         asked = [
             connection.submit("next", next_request(running, left_generation=1), seconds=PATIENCE)
@@ -85,9 +83,7 @@ def test_no_generation_begins_with_files_missing_because_one_never_came_out_of_t
     ):
         begin_generation(running, first, hanging)
         run_host = running.hub.run_host
-        path = save_by_hand(run_host, 4, tmp_path)
-        tell_saved(first, path), tell_saved(hanging, path)
-        push_all(first, path)
+        path = commit_by_hand(run_host, 4, tmp_path, first, hanging)
         (run_host.newest.path / "last.safetensors").unlink()
         answer = ask_next(first, running, left_generation=1)
         assert isinstance(answer, RestoreFiles), answer
@@ -102,7 +98,7 @@ def test_what_cannot_be_read_is_not_given_and_the_peer_says_so(run_config, tmp_p
     with running_hub(run_config, ("p0",)) as running, running.connection("p0") as connection:
         begin_generation(running, connection)
         run_host = running.hub.run_host
-        commit_by_hand(connection, run_host, 4, tmp_path)
+        commit_by_hand(run_host, 4, tmp_path, connection)
         lost = ("blocks.1.safetensors", "last.safetensors")
         ours = tmp_path / "peer" / "checkpoints" / step_folder(4)
         ours.mkdir(parents=True)

@@ -22,6 +22,7 @@ from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared
 from thinpipe.subspace.basis import Basis
 from thinpipe.swarm.protocol.messages import ReadyReply, ReadyRequest
 from thinpipe.training.trainer import Trainer
+from thinpipe.transport.nats.broadcasts import GenerationOver
 
 
 def host_elsewhere(config, tmp_path, **training):
@@ -101,7 +102,7 @@ def test_a_peer_with_another_basis_is_refused_before_it_computes(run_config):
         wait_until(lambda: over)
         (ended,) = events_of(run_config, GenerationEnded)
         assert (ended.generation, ended.cause, ended.peer) == (1, "refused", "p1")
-        assert over == [f"1 {ended.reason}".encode()]
+        assert over == [msgspec.msgpack.encode(GenerationOver(generation=1, reason=ended.reason))]
         assert refusal in ended.reason
         cancel()
 

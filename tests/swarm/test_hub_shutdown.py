@@ -17,7 +17,7 @@ from tests.swarm.test_hub import start_hub
 from tests.train.test_trainer import in_folder
 from thinpipe.config.run import CheckpointConfig, JobConfig
 from thinpipe.config.toml import dump_toml
-from thinpipe.core.events import GenerationEnded, GenerationStarted, SaveFailed, Skipped, Stopped
+from thinpipe.core.events import GenerationEnded, GenerationStarted, SaveFailed, Stopped
 from thinpipe.swarm.peer.remote_run import RemoteRun
 from thinpipe.swarm.protocol.messages import Answer, Assignment, Finished
 from thinpipe.training.trainer import Trainer
@@ -31,15 +31,25 @@ def make_remote_run(connection, assignment, config, tmp_path):
     )
 
 
-def test_why_the_run_stops_is_heard_also_after_somebody_has_asked_what_comes_next(run_config, tmp_path):
-    """All stop at the same step, and the first peer may have the slowest link."""
+def test_a_peer_that_says_that_the_run_has_diverged_does_not_end_it(run_config, tmp_path):
+    """The hub has seen no sum of a step that is not finite."""
     with running_hub(run_config) as running, running.connection("p0") as first, running.connection("p1") as second:
         assignment, _ = begin_generation(running, first, second)
         with make_remote_run(first, assignment, run_config, tmp_path) as remote_run:
-            asked = second.submit("next", next_request(running, left_generation=1), seconds=PATIENCE)
-            wait_until(lambda: running.hub.membership.current is None)
             remote_run.on_event(DIVERGED)
-            assert msgspec.msgpack.decode(asked.result(PATIENCE), type=Answer) == Finished(text="stopped: not_finite")
+            asked = [
+                connection.submit(
+                    "next", next_request(running, left_generation=1, stop_reason="not_finite"), seconds=PATIENCE
+                )
+                for connection in (first, second)
+            ]
+            answers = [msgspec.msgpack.decode(each.result(PATIENCE), type=Answer) for each in asked]
+        assert Assignment in map(type, answers), answers
+        assert Finished not in map(type, answers)
+        assert running.hub.run_host.ended == ""
+        assert events_of(run_config, Stopped) == []
+        (ended,) = events_of(run_config, GenerationEnded)
+        assert "no sum of the steps shows" in ended.reason
 
 
 def test_what_is_told_of_an_older_generation_is_not_taken_for_this_one(run_config, tmp_path):
@@ -59,8 +69,8 @@ def test_what_is_told_of_an_older_generation_is_not_taken_for_this_one(run_confi
             make_remote_run(first, new, run_config, tmp_path) as now,
         ):
             late.on_event(DIVERGED)
-            now.on_event(Skipped(step=1, loss=None, culprit="loss"))
-            wait_for_event(run_config, Skipped, culprit="loss")
+            now.on_event(SaveFailed(step=1, reason="of now"))
+            wait_for_event(run_config, SaveFailed, reason="of now")
         assert running.hub.run_host.ended == ""
 
 

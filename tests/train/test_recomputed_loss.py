@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 
 from tests.programs import steps_of
-from thinpipe.checkpoint import Checkpoint
+from thinpipe.checkpoint import Checkpoint, CheckpointFolder
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
 from thinpipe.config.model import ProjectionConfig, SubspaceConfig
 from thinpipe.config.run import CheckpointConfig, ParallelismConfig
 from thinpipe.core.run_folder import checkpoints_path
+from thinpipe.data import Cursor
+from thinpipe.swarm.hub.first_checkpoint import make_first_checkpoint
 from thinpipe.training.data_loading import LocalTokens
-from thinpipe.training.recomputed_loss import recompute_loss
+from thinpipe.training.recomputed_loss import recompute_losses
 from thinpipe.training.trainer import Trainer
 
 DENSE = {"subspace": SubspaceConfig()}
@@ -49,5 +51,28 @@ def test_losses_are_those_of_the_next_steps(finished):
     for step in (4, 8):
         checkpoint = Checkpoint.open(folder / f"step-{step:08}")
         seen = []
-        assert recompute_loss(checkpoint, LocalTokens(finished), on_segment=seen.append) == losses[step + 1]
+        found = recompute_losses(checkpoint, LocalTokens(finished), on_segment=seen.append)
+        assert found.next_step == losses[step + 1]
+        assert found.own_batch is None
         assert seen == list(range(len(finished.model.resolve(64).segments)))
+
+
+def test_the_loss_of_a_batch_is_that_of_validation(finished):
+    """And reading it changes nothing of the other, although both share the boundaries' codec state."""
+    source = LocalTokens(finished)
+    batch = source.batch(Cursor(samples_seen=3))
+    trainer = Trainer(finished)
+    checkpoint = Checkpoint.open(checkpoints_path(finished.job.dump_folder) / "step-00000004")
+    trainer.engine.restore(checkpoint)
+    expected, _ = trainer.engine.evaluate([batch])
+    losses = {event.step: event.loss for event in steps_of(finished)}
+    found = recompute_losses(checkpoint, source, batch)
+    assert (found.next_step, found.own_batch) == (losses[5], expected)
+
+
+def test_the_first_weights_have_a_loss_too(run_config):
+    folder = CheckpointFolder(checkpoints_path(run_config.job.dump_folder))
+    first = make_first_checkpoint(run_config, LocalTokens(run_config).dataset_info, folder)
+    Trainer(run_config).train()
+    found = recompute_losses(first, LocalTokens(run_config))
+    assert found.next_step == steps_of(run_config)[0].loss

@@ -6,10 +6,14 @@ import time
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
+import msgspec
+
 from thinpipe.swarm.hub.liveness import Heartbeats
-from thinpipe.swarm.hub.services.serve import serve
+from thinpipe.swarm.hub.services.budgets import BUDGETS
+from thinpipe.swarm.hub.services.serve import Services
 from thinpipe.swarm.hub.services.store import StoreService
 from thinpipe.swarm.protocol import probe
+from thinpipe.transport.nats.broadcasts import PeerLost
 from thinpipe.transport.nats.client import connect
 from thinpipe.transport.nats.connection import Address, HubConnection
 from thinpipe.transport.nats.frame import Origin
@@ -50,9 +54,15 @@ def hub_services(running, *, heartbeats=None, **services):
         client = await connect(
             running.url, running.fingerprint, running.broker.hub_seed, inbox="_INBOX.hub", on_down=lambda _: None
         )
-        for name, service in {"store": StoreService(), probe.SERVICE: probe.probe_service, **services}.items():
-            await serve(client, name, service)
-        watches.append(asyncio.create_task(watch_heartbeats(client, heartbeats or Heartbeats(timeout_seconds=300.0))))
+        known = heartbeats or Heartbeats(timeout_seconds=300.0)
+
+        async def on_heartbeat(peer, _data):
+            known.on_heartbeat(peer, time.monotonic())
+
+        every = {"store": StoreService(), probe.SERVICE: probe.probe_service, "heartbeat": on_heartbeat, **services}
+        budgets = dict.fromkeys(every, BUDGETS["tokens"]) | BUDGETS
+        await Services(every, budgets=budgets).open(client, running.seeds)
+        watches.append(asyncio.create_task(tell_of_lost_peers(client, known)))
         return client
 
     async def end():
@@ -73,16 +83,11 @@ def hub_services(running, *, heartbeats=None, **services):
         loop.close()
 
 
-async def watch_heartbeats(client, heartbeats):
-    """Hears beats and tells everybody of lost peers, as the hub does, until it is cancelled."""
-
-    async def heard(peer, _data):
-        heartbeats.on_heartbeat(peer, time.monotonic())
-
-    await serve(client, "heartbeat", heard)
+async def tell_of_lost_peers(client, heartbeats):
+    """As the hub does, until it is cancelled."""
     while True:
         for name, _seconds in heartbeats.newly_timed_out(time.monotonic()):
-            await client.publish("bcast.lost", name.encode())
+            await client.publish("bcast.lost", msgspec.msgpack.encode(PeerLost(peer=name)))
         await asyncio.sleep(0.2)
 
 

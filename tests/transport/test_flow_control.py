@@ -8,9 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from thinpipe.core.foreign import ProtocolError
 from thinpipe.transport.labels import Label
 from thinpipe.transport.nats.flow_control import FlowControl
-from thinpipe.transport.nats.frame import CREDIT, HEADER_NBYTES, PIECE, Header, Origin, ProtocolError
+from thinpipe.transport.nats.frame import CREDIT, HEADER_NBYTES, PIECE, Header, Origin
 from thinpipe.transport.nats.streams import PIECE_NBYTES
 
 RUN = Origin(run=b"run-0001", generation=3)

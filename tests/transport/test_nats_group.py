@@ -6,6 +6,7 @@ import signal
 import time
 from datetime import timedelta
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,7 +15,9 @@ from tests.swarm.brokers import running_broker
 from tests.transport.nats_peers import ORIGIN, address, hub_services, open_groups, together
 from thinpipe.swarm.hub.liveness import Heartbeats
 from thinpipe.swarm.hub.services.store import MAX_VALUE_NBYTES
+from thinpipe.swarm.protocol.probe import Probe
 from thinpipe.transport.labels import Label
+from thinpipe.transport.nats.broadcasts import GenerationOver
 from thinpipe.transport.nats.connection import HubConnection
 from thinpipe.transport.nats.frame import Origin
 from thinpipe.transport.nats.group import NatsGroup
@@ -186,20 +189,18 @@ def test_a_closed_group_lets_its_mail_leave_and_refuses_more(running):
 
 def test_who_is_not_in_this_generation_is_not_heard_and_disturbs_nobody(running):
     """A peer of the server that was given up, and goes on sending to one that computes with others by now."""
-    with open_groups(running, NAMES[:2]) as (a, b):
+    with hub_services(running), open_groups(running, NAMES[:2]) as (a, b):
         connection = HubConnection(address(running, "p2"))
         stranger = NatsGroup(connection, ("p2", "p1"), ORIGIN, timeout=timedelta(seconds=300))
         try:
             found = torch.empty(1)
             work = b.recv([found], 0, 1)
-            stranger.send([torch.full((1,), 7.0)], 1, 1)
-            deadline = time.monotonic() + 300
-            while not b._flow_control.stale:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            stranger.send([torch.full((1,), 7.0)], 1, 1).wait()
+            connection.request("probe", msgspec.msgpack.encode(Probe(answer_nbytes=1)), seconds=300)
             a.send([torch.ones(1)], 1, 1)
             work.wait()
             assert found.item() == 1
+            assert not b._flow_control.stale, "the server does not pass it on"
         finally:
             connection.close()
 
@@ -222,11 +223,17 @@ def test_one_post_carries_one_group_after_another_and_drops_mail_of_the_earlier(
             connection.close()
 
 
+def over(generation, reason):
+    return msgspec.msgpack.encode(GenerationOver(generation=generation, reason=reason))
+
+
 def test_a_generation_that_the_hub_calls_over_ends_for_those_in_it_alone(running):
     with hub_services(running) as tell, open_groups(running, NAMES[:2]) as (_, b):
         work = b.recv([torch.empty(1)], 0, 1)
-        tell("bcast.generation_over", b"7 another generation")
+        tell("bcast.generation_over", over(7, "another generation"))
         assert not work.is_completed()
-        tell("bcast.generation_over", b"0 the generation is over")
+        tell("bcast.generation_over", b"0 not a message")
+        assert not work.is_completed()
+        tell("bcast.generation_over", over(0, "the generation is over"))
         with pytest.raises(dist.DistNetworkError, match="the generation is over"):
             work.wait()

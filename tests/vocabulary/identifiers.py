@@ -71,7 +71,7 @@ ORDINARY: tuple[tuple[str, str, str], ...] = (
         r"necks|anchors|widen",
         "texts from which weights are drawn",
     ),
-    (r"src/thinpipe/(monitor/state|swarm/protocol/decoding)\.py", r"letter", "a letter of a text"),
+    (r"src/thinpipe/(monitor/state|core/foreign)\.py", r"letter", "a letter of a text"),
     (r"benchmarks/chaos/results\.py", r"executing_with_spare", "field of committed records"),
     (
         r"benchmarks/convergence/execute\.py",

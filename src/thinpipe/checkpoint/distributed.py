@@ -7,9 +7,11 @@ contains all listed files is a complete checkpoint.
 import hashlib
 import logging
 import os
+import re
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 from torch import Tensor
@@ -17,11 +19,14 @@ from torch import Tensor
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest
 from thinpipe.checkpoint.codec_state import codec_state_hashes, refuse_drift
 from thinpipe.checkpoint.storage import FileEntry
+from thinpipe.core.bounds import MAX_FILES, LayerFileName, LongText, Sha256, Word
 from thinpipe.core.errors import OtherProcessError, UserError
+from thinpipe.core.foreign import ProtocolError, decode_foreign, sanitize
 from thinpipe.core.run_folder import step_folder
 from thinpipe.transport.collectives import Collectives
 
 _LOG = logging.getLogger(__name__)
+_MAX_FILES = msgspec.Meta(max_length=MAX_FILES)
 
 
 class Saver:
@@ -59,14 +64,15 @@ class Saver:
         except OSError as error:
             problem = str(error)
         self._raise_if_any_failed(step, problem)
-        written = _Written(files=files, codec_states=codec_state_hashes(layers))
-        for announced in self.collectives.all_gather_bytes(msgspec.json.encode(written)):
-            other = msgspec.json.decode(announced, type=_Written)
-            written.files.update(other.files)
-            written.codec_states.update(other.codec_states)
-        files = dict(sorted(written.files.items()))
+        written = Written(files=files, codec_states=codec_state_hashes(layers))
+        others = [
+            decode_foreign(announced, Written, form="json")
+            for announced in self.collectives.all_gather_bytes(msgspec.json.encode(written))
+        ]
+        files = _union(files, [other.files for other in others], step)
+        codec_states = {layer: hashes for other in others for layer, hashes in other.codec_states.items()}
         try:
-            refuse_drift(written.codec_states, step)
+            refuse_drift(codec_states, step)
         except UserError:
             if self.is_leader:
                 self.folder.discard(step)
@@ -92,12 +98,24 @@ class Saver:
             raise OSError(announced)
 
 
-class _Written(msgspec.Struct, kw_only=True):
+class Written(msgspec.Struct, kw_only=True):
     """What a process has written."""
 
-    files: dict[str, FileEntry]
-    codec_states: dict[str, dict[str, str]]
+    files: Annotated[dict[LayerFileName, FileEntry], _MAX_FILES]
+    codec_states: Annotated[dict[Word, Annotated[dict[Word, Word], _MAX_FILES]], _MAX_FILES]
     """See `codec_state_hashes`."""
+
+
+def _union(own: Mapping[str, FileEntry], listed: Sequence[Mapping[str, FileEntry]], step: int) -> dict[str, FileEntry]:
+    """The files of all processes, by name. `listed`: by rank. About its own files a process believes itself alone,
+    about others the first that names them; who says otherwise is named in a warning."""
+    files = dict(own)
+    for rank, others in enumerate(listed):
+        for name, entry in others.items():
+            if files.setdefault(name, entry) != entry:
+                whose = "this process has written" if name in own else "another process has named"
+                _LOG.warning("step %d: process %d names other contents of %s, which %s", step, rank, name, whose)
+    return dict(sorted(files.items()))
 
 
 def _first_problem(problem: str, collectives: Collectives) -> str:
@@ -105,7 +123,7 @@ def _first_problem(problem: str, collectives: Collectives) -> str:
     call: every process gets the same text, so that all of them raise, or none does."""
     for rank, announced in enumerate(collectives.all_gather_bytes(problem.encode())):
         if announced:
-            text = announced.decode(errors="replace")
+            text = sanitize(announced.decode(errors="replace"), 5000)
             return text if collectives.size == 1 else f"process {rank}: {text}"
     return ""
 
@@ -123,7 +141,10 @@ def is_leader(folder: Path, collectives: Collectives) -> bool:
     """Elects one leader process per folder, shared or not: the first to create a marker file there. Collective call.
     If a process cannot write to its folder, raises UserError with the OSError as its cause in that process, and
     OtherProcessError in the others."""
-    marker = folder / f".leader-{collectives.broadcast_bytes(secrets.token_hex(8).encode()).decode()}"
+    token = collectives.broadcast_bytes(secrets.token_hex(8).encode())
+    if not re.fullmatch(rb"[0-9a-f]{16}", token):  # it becomes part of a path
+        raise ProtocolError(f"process 0 sends a token of {len(token)} bytes that is none")
+    marker = folder / f".leader-{token.decode()}"
     first = False
     own: OSError | None = None
     try:
@@ -144,16 +165,16 @@ def is_leader(folder: Path, collectives: Collectives) -> bool:
     return first
 
 
-class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A process's newest complete checkpoint within the limit of a round of `latest_common_checkpoint`."""
 
-    step: int
+    step: Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]
     """-1: there is none."""
-    files_sha256: str = ""
+    files_sha256: Sha256 = ""
     """Hash of the manifest's list of files, which differs between runs."""
-    problems: list[str] = []
+    problems: Annotated[list[LongText], msgspec.Meta(max_length=1000)] = []
     """Reasons for which newer checkpoints of the process were passed over."""
-    error: str = ""
+    error: LongText = ""
     """Reason for which the folder cannot be read; empty: the folder was read."""
 
 
@@ -171,7 +192,7 @@ def latest_common_checkpoint(
     while True:
         candidate = _candidate(newest, problems, error)
         gathered = collectives.all_gather_bytes(msgspec.json.encode(candidate))
-        candidates = [msgspec.json.decode(announced, type=_Candidate) for announced in gathered]
+        candidates = [decode_foreign(announced, Candidate, form="json") for announced in gathered]
         steps = [other.step for other in candidates]
         lowest, highest = min(steps), max(steps)
         if error is not None:
@@ -209,14 +230,14 @@ def _newest_complete(
         return None, [], error
 
 
-def _candidate(newest: Checkpoint | None, problems: list[str], error: OSError | None) -> _Candidate:
+def _candidate(newest: Checkpoint | None, problems: list[str], error: OSError | None) -> Candidate:
     if newest is None:
-        return _Candidate(step=-1, problems=problems, error=str(error or ""))
+        return Candidate(step=-1, problems=problems, error=str(error or ""))
     files_sha256 = hashlib.sha256(msgspec.json.encode(newest.manifest.files)).hexdigest()
-    return _Candidate(step=newest.manifest.step, files_sha256=files_sha256, problems=problems)
+    return Candidate(step=newest.manifest.step, files_sha256=files_sha256, problems=problems)
 
 
-def _some_have_none(candidates: list[_Candidate], highest: int) -> str:
+def _some_have_none(candidates: list[Candidate], highest: int) -> str:
     without = [rank for rank, other in enumerate(candidates) if other.step < 0]
     reasons = "".join(f"\n  process {rank}: {problem}" for rank in without for problem in candidates[rank].problems)
     return (

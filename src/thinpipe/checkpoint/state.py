@@ -8,18 +8,21 @@ use (step, micro-batch, segment, ...).
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from thinpipe import __version__
+from thinpipe.boundary.contract import BoundaryMethod
+from thinpipe.checkpoint.codec_state import codec_states
 from thinpipe.checkpoint.storage import Checkpoint, Manifest
 from thinpipe.config.families import model_of_manifest
 from thinpipe.config.precision import recipe_names
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import NUMERICS_VERSION
-from thinpipe.models import Model, ModelConfig
+from thinpipe.models import ModelConfig
+from thinpipe.models.protocol import PipelineModel
 from thinpipe.optim.master_weights import set_weights, weights_of
 from thinpipe.optim.rowwise_adamw import RowwiseAdamW, second_moment_shape
 from thinpipe.subspace import Basis, GrassmannTracker, Subspace
@@ -31,7 +34,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq", "exp_avg_max", "exp_avg_sq_max")
 
 
 def new_manifest(
-    model: Model, *, step: int = 0, samples_seen: int = 0, data_sha256: str = "", run: str = ""
+    model: PipelineModel, *, step: int = 0, samples_seen: int = 0, data_sha256: str = "", run: str = ""
 ) -> Manifest:
     """Manifest of a checkpoint of this model, still without files and checksum."""
     config = model.config
@@ -42,7 +45,7 @@ def new_manifest(
         data_sha256=data_sha256,
         run=run,
         family=config.family,
-        model=asdict(config),  # all fields: msgspec omits defaults of structs that it has decoded
+        model=asdict(cast(Any, config)),  # all fields: msgspec omits defaults of structs that it has decoded
         basis_version=basis.version if basis else None,
         basis_sha256=basis.hash if basis else None,
         versions=versions(),
@@ -87,6 +90,16 @@ def refuse_other_model(asked: ModelConfig, checkpoint: Checkpoint) -> None:
 def layers_of(parameters: Iterable[str]) -> list[str]:
     """Layers that hold these parameters (by name), and the layer `run`."""
     return [*dict.fromkeys(_layer_of(name) for name in parameters), _RUN]
+
+
+def layers_by_segment(model: PipelineModel, method: BoundaryMethod | None) -> list[list[str]]:
+    """Checkpoint layers that a process with only this segment writes, by segment. `method`: that of every boundary. Of
+    all layers only `run` is written with every segment, with the same contents."""
+    methods = [] if method is None else [method] * (len(model.segments) - 1)
+    return [
+        [*layers_of(name for name, _ in segment.named_parameters()), *codec_states(methods, [index])]
+        for index, segment in enumerate(model.segments)
+    ]
 
 
 def state_by_layer(

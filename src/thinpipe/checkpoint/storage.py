@@ -13,22 +13,33 @@ import shutil
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from thinpipe.core.bounds import (
+    LAYER_FILE,
+    MAX_FILES,
+    Count,
+    LayerFileName,
+    Nbytes,
+    Sha256,
+    Text,
+    Toml,
+    Word,
+)
 from thinpipe.core.errors import DECODE_ERRORS, UserError
 from thinpipe.core.files import file_sha256, replace, sync_file, sync_folder, write_atomically
+from thinpipe.core.foreign import ProtocolError, decode_foreign
 from thinpipe.core.run_folder import MANIFEST, step_folder, step_folders
 
 FORMAT_VERSION = 3
 _SUFFIX = ".safetensors"
 _PARTIAL = ".partial-"
-_DEVICE_OF_WINDOWS = r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])\."
-_LAYER_FILE = re.compile(rf"(?!{_DEVICE_OF_WINDOWS})[a-z0-9][a-z0-9.]{{0,99}}\.safetensors", re.ASCII)
+_LAYER_FILE = re.compile(LAYER_FILE)
 _REPLACED = f"{_PARTIAL}replaced-"
 """Prefix of an older checkpoint of the same step while `commit` replaces it."""
 
@@ -36,33 +47,33 @@ _REPLACED = f"{_PARTIAL}replaced-"
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Size and hash of a layer file in the manifest."""
 
-    nbytes: int
-    sha256: str
+    nbytes: Nbytes
+    sha256: Sha256
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Metadata of a checkpoint."""
 
-    step: int
+    step: Count
     """Number of finished steps."""
-    samples_seen: int
+    samples_seen: Count
     """Data cursor: number of training samples used so far."""
-    data_sha256: str
+    data_sha256: Word
     """Hash of the tokens that the data cursor refers to; empty before any training."""
-    run: str
+    run: Toml
     """Resolved settings of the run, as TOML."""
-    family: str
+    family: Word
     """Model family, such as "llama"."""
-    model: dict[str, Any]
+    model: Annotated[dict[Word, Any], msgspec.Meta(max_length=1000)]
     """Model configuration."""
-    basis_version: int | None
-    basis_sha256: str | None
-    versions: dict[str, str]
+    basis_version: Count | None
+    basis_sha256: Word | None
+    versions: Annotated[dict[Text, Text], msgspec.Meta(max_length=100)]
     """Versions of the software that wrote the checkpoint."""
-    files: dict[str, FileEntry] = {}
+    files: Annotated[dict[LayerFileName, FileEntry], msgspec.Meta(max_length=MAX_FILES)] = {}
     """Layer files by name."""
-    format_version: int = FORMAT_VERSION
-    sha256: str = ""
+    format_version: Count = FORMAT_VERSION
+    sha256: Sha256 = ""
     """Hash of all the fields above."""
 
     def with_checksum(self) -> "Manifest":
@@ -237,6 +248,14 @@ def _read_manifest(path: Path) -> Manifest:
         raise UserError(f"{path} is no checkpoint: it has no {MANIFEST}") from None
     except (OSError, *DECODE_ERRORS) as error:
         raise UserError(f"{path / MANIFEST} cannot be read: {error}") from None
+
+
+def received_manifest(data: bytes) -> Manifest:
+    """The manifest in JSON of another machine. Raises ProtocolError if it is not valid, or its own hash is wrong."""
+    manifest: Manifest = decode_foreign(data, Manifest, form="json")
+    if manifest.format_version != FORMAT_VERSION or manifest != manifest.with_checksum():
+        raise ProtocolError("a manifest of another version, or with a wrong checksum")
+    return manifest
 
 
 def layer_file(layer: str) -> str:

@@ -12,6 +12,7 @@ from thinpipe.config.commands import (
     ExportConfig,
     GenerateConfig,
     ImportConfig,
+    ProbeConfig,
     ReportConfig,
     SelftestConfig,
     WatchConfig,
@@ -52,6 +53,7 @@ VERBS: dict[str, Verb] = {
     "report": Verb(ReportConfig, "thinpipe.cli.report:run"),
     "doctor": Verb(DoctorConfig, "thinpipe.doctor.command:run"),
     "selftest": Verb(SelftestConfig, "thinpipe.selftest.command:run"),
+    "probe": Verb(ProbeConfig, "thinpipe.cli.probe:run"),
     "export": Verb(ExportConfig, "thinpipe.cli.export_model:run"),
     "import": Verb(ImportConfig, "thinpipe.cli.import_model:run"),
 }

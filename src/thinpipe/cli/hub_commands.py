@@ -11,6 +11,7 @@ from rich.console import Console
 from thinpipe.config.hub import InviteConfig, KickConfig, StatusConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Stopped, read_events
+from thinpipe.core.foreign import decode_foreign
 from thinpipe.core.run_folder import events_path
 from thinpipe.swarm.broker.broker import hub_address
 from thinpipe.swarm.peer.identity import load_identity
@@ -39,7 +40,7 @@ def status(config: StatusConfig) -> None:
 def ask_status(folder: Path) -> Status:
     """Status from the hub. `folder`: that of the hub's run, or of a peer that joined it."""
     with _connection(folder) as connection:
-        return msgspec.msgpack.decode(connection.request("status", b"", seconds=_SECONDS), type=Status)
+        return decode_foreign(connection.request("status", b"", seconds=_SECONDS), Status)
 
 
 def _has_finished(folder: Path) -> bool:
@@ -64,7 +65,7 @@ def _admin(folder: Path, what: Literal["invite", "kick"], name: str = "") -> str
         )
     with _connection(folder) as connection:
         request = msgspec.msgpack.encode(AdminRequest(what=what, name=name))
-        answer = msgspec.msgpack.decode(connection.request("admin", request, seconds=_SECONDS), type=AdminAnswer)
+        answer = decode_foreign(connection.request("admin", request, seconds=_SECONDS), AdminAnswer)
     if answer.refusal:
         raise UserError(answer.refusal)
     return answer.text

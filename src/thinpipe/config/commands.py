@@ -1,5 +1,5 @@
-"""Settings of the commands eval, generate, export, import, report, watch and selftest. Imports no torch: `--help` is
-quick."""
+"""Settings of the commands eval, generate, export, import, probe, report, watch and selftest. Imports no torch, so that
+`--help` is quick."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +101,20 @@ class ImportConfig:
                 "converting to a subspace changes the model: pass --data, a folder made by "
                 "`thinpipe tokenize --tokenizer SOURCE`, so that its cost can be measured and printed"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """Show whether a Hugging Face model can be trained in segments, and with what: tries a small random model with the
+    structure of its config.json, in seconds and without its weights."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Folder with a config.json, or the model's name on the Hugging Face hub, of which config.json alone is downloaded
+    (nothing if HF_HUB_OFFLINE is set)."""
+    again: bool = False
+    """Try it even if a result for this configuration and these versions is kept on this machine."""
+    json: bool = False
+    """Print the result as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)

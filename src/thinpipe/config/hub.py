@@ -49,6 +49,9 @@ class HubSettings:
     parallelism.timeout_seconds."""
     stall_floor_seconds: float = 10.0
     """Minimum seconds without progress before a peer is considered stalled."""
+    audit_share: float = 0.05
+    """Share of the time, 0 to 1, in which a process of low priority with one thread computes losses again from commits
+    and compares them with what peers report. 0: never."""
     server: Path | None = None
     """Path of the nats-server binary. Default: the binary installed with thinpipe[swarm], or the one on the PATH."""
 
@@ -59,6 +62,8 @@ class HubSettings:
             raise UserError(
                 "hub.heartbeat_timeout_seconds and hub.stall_floor_seconds must be above 0, hub.stall_factor at least 1"
             )
+        if not 0 <= self.audit_share <= 1:
+            raise UserError(f"hub.audit_share must be a share of the time, 0 to 1, not {self.audit_share}")
         if (self.up is None) != (self.down is None):
             raise UserError("set both hub.up and hub.down, or none of them")
         if self.up is not None and self.down is not None:

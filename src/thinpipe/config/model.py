@@ -181,6 +181,11 @@ class ModelConfig:
         return self.projection.width or self.subspace.width or self.dim
 
     @property
+    def in_subspace(self) -> bool:
+        """Whether the states at boundaries are coordinates in the subspace."""
+        return self.subspace.width is not None
+
+    @property
     def head_dim(self) -> int:
         return self.dim // self.n_heads
 

@@ -35,7 +35,7 @@ def load_toml(path: Path, config_type: type[Config]) -> Config:
 
 def from_table(table: dict[str, Any], config_type: type[Config], *, where: str) -> Config:
     """The settings of a parsed table; `where` names its file in error messages. Raises UserError."""
-    _refuse_unknown_keys(table, config_type, where=where)
+    refuse_unknown_keys(table, config_type, where=where)
     try:
         return msgspec.convert(table, config_type, dec_hook=_decode)
     except UserError as error:
@@ -62,7 +62,8 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> d
     return found
 
 
-def _refuse_unknown_keys(table: dict[str, Any], config_type: Any, *, where: str, prefix: str = "") -> None:
+def refuse_unknown_keys(table: dict[str, Any], config_type: Any, *, where: str, prefix: str = "") -> None:
+    """Raises UserError for a key that is no setting, with the nearest one."""
     sections = {field.name: field.type for field in dataclasses.fields(config_type)}
     hints = typing.get_type_hints(config_type)
     for key, value in table.items():
@@ -72,11 +73,11 @@ def _refuse_unknown_keys(table: dict[str, Any], config_type: Any, *, where: str,
             raise UserError(f"{where}: unknown key {prefix}{key}: {advice}")
         section = _section_type(hints[key])
         if section is not None and isinstance(value, dict):
-            _refuse_unknown_keys(value, section, where=where, prefix=f"{prefix}{key}.")
+            refuse_unknown_keys(value, section, where=where, prefix=f"{prefix}{key}.")
         elif section is not None and isinstance(value, list):
             for index, item in enumerate(value):
                 if isinstance(item, dict):
-                    _refuse_unknown_keys(item, section, where=where, prefix=f"{prefix}{key}[{index}].")
+                    refuse_unknown_keys(item, section, where=where, prefix=f"{prefix}{key}[{index}].")
 
 
 def _section_type(hint: Any) -> Any:

@@ -2,17 +2,23 @@
 
 from collections.abc import Sequence
 
+from thinpipe.core.audit_events import BoundaryAlarm, CommitMeasured, LossRecomputed
 from thinpipe.core.events import (
     AnyEvent,
     BasisChanged,
+    CheckpointAbandoned,
     CheckpointDamaged,
     CheckpointRepaired,
+    CommitsOverdue,
+    CommitsResumed,
     ExactnessLost,
+    FilesRefused,
     GenerationEnded,
     GenerationStarted,
-    LossRecomputed,
     PeerJoined,
     PeerLeft,
+    PeerResumed,
+    PeerSuspended,
     Retried,
     RolledBack,
     Saved,
@@ -23,6 +29,7 @@ from thinpipe.core.events import (
     Stopped,
     Validated,
 )
+from thinpipe.core.units import format_duration_ceil
 
 _STOP_TEXTS = {
     "finished": "finished",
@@ -86,6 +93,14 @@ def format_event(event: AnyEvent) -> str:
             return f"{event.peer} joined"
         case PeerLeft():
             return event.reason
+        case PeerSuspended():
+            doubt = f" {event.by} or {event.peer} is at fault:" if event.by else ""
+            return (
+                f"{event.peer} is suspended for {format_duration_ceil(event.seconds)}: {event.reason}.{doubt} "
+                "`thinpipe kick` removes a peer for good"
+            )
+        case PeerResumed():
+            return f"{event.peer} is no longer suspended: {event.reason}"
         case CheckpointDamaged():
             return f"{event.reason}: asking all connected peers for copies"
         case CheckpointRepaired():
@@ -95,6 +110,17 @@ def format_event(event: AnyEvent) -> str:
                 f"{event.reason}: going back from step {event.lost_step} to step {event.step}; the remaining files of "
                 f"step {event.lost_step} are in {event.folder}"
             )
+        case FilesRefused():
+            return f"{event.reason}. If this goes on, `thinpipe kick` removes {event.peer}"
+        case CheckpointAbandoned():
+            return f"gave up a checkpoint: {event.reason}, although it announced them. Newer ones go on without it"
+        case CommitsOverdue():
+            return (
+                f"ALARM: no commit for {format_duration_ceil(event.seconds)} of training, since step {event.step}: "
+                f"{event.reason}. All work since then is lost if the run ends now"
+            )
+        case CommitsResumed():
+            return f"commits come again: step {event.step} is committed"
         case ExactnessLost():
             return f"no longer bit for bit what an undisturbed run computes: {event.reason}"
         case LossRecomputed():
@@ -105,6 +131,23 @@ def format_event(event: AnyEvent) -> str:
                 f"commit. Either {' or '.join(event.peers)} reports false losses, or the commit is not what was "
                 "trained. Stop the run, remove who is to blame (`thinpipe kick`), and go back to an older checkpoint"
             )
+        case CommitMeasured():
+            reported = "" if event.reported is None else f", mean of the steps before: {event.reported:.4f} reported"
+            found = f"the hub's own batch has loss {event.loss:.4f} with this commit{reported}"
+            if not event.is_disputed:
+                return found
+            return (
+                f"ALARM: {found}. Batches of text explain no such difference. Either {' or '.join(event.peers)} "
+                "reports false losses, or a peer spoils the weights. Stop the run, remove who is to blame "
+                "(`thinpipe kick`), and go back to an older checkpoint"
+            )
+        case BoundaryAlarm():
+            what = f"{'states' if event.forward else 'gradients'} over boundary {event.boundary}"
+            distance = f"{event.figure:.3g} against {event.usual:.3g} before, limit {event.limit:.2g}"
+            if len(event.peers) > 1:
+                pair = " and ".join(event.peers)
+                return f"ALARM: {what}: {event.kind} ({distance}): either of {pair} computes or tells what is not so"
+            return f"ALARM: {what}: their {event.kind} changed suddenly ({distance}): sent by {', '.join(event.peers)}"
 
 
 def _number(value: float | None) -> str:

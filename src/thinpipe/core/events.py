@@ -6,75 +6,76 @@ has truncated.
 
 import errno
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
 
+from thinpipe.core.audit_events import BoundaryAlarm, CommitMeasured, LossRecomputed
+from thinpipe.core.bounds import MAX_SEGMENTS, Count, LongText, Nbytes, Real, Seconds, SegmentIndex, Text, Toml
+from thinpipe.core.event_base import Event
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    time_s: float = msgspec.field(default_factory=time.time)
-    """Wall-clock time of the event, in seconds since 1970. Not for durations, which have fields of their own, measured
-    with a monotonic clock."""
+_MAX_PROCESSES = msgspec.Meta(max_length=4096)
 
 
 class Started(Event, frozen=True, kw_only=True, tag="started"):
     """The run started, or was resumed."""
 
-    step: int
-    config: str
+    step: Count
+    config: Toml
     """Resolved settings of the run, as TOML."""
-    parameters: int
+    parameters: Count
     """Number of trainable parameters."""
-    versions: dict[str, str]
-    resumed_from: str | None = None
-    changed: list[str] = []
+    versions: Annotated[dict[Text, Text], msgspec.Meta(max_length=100)]
+    resumed_from: LongText | None = None
+    changed: Annotated[list[LongText], msgspec.Meta(max_length=1000)] = msgspec.field(default_factory=list)
     """Settings that differ from those of the checkpoint resumed from."""
-    dim: int = 0
+    dim: Count = 0
     """Width of the model's residual stream; 0 in logs of versions that did not record it."""
-    segments: list[list[int]] = []
+    segments: Annotated[list[Annotated[list[SegmentIndex], msgspec.Meta(max_length=MAX_SEGMENTS)]], _MAX_PROCESSES] = (
+        msgspec.field(default_factory=list)
+    )
     """Segment indices of each process."""
-    device_classes: list[str] = []
+    device_classes: Annotated[list[Text], _MAX_PROCESSES] = msgspec.field(default_factory=list)
     """Class of each process's device (`device.device_class`); empty in logs of versions that did not record it."""
-    precisions: list[str] = []
+    precisions: Annotated[list[Text], _MAX_PROCESSES] = msgspec.field(default_factory=list)
     """Precision recipe of each process, and for training.precision = "auto" why; empty in older logs."""
 
 
 class LinkTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Traffic of one step over one boundary between two processes, in one direction."""
 
-    boundary: int
+    boundary: SegmentIndex
     forward: bool
     """True: states, sent forward. False: gradients, sent backward."""
-    nbytes: int
+    nbytes: Nbytes
     """Payload bytes, counted by the receiver."""
-    waited_s: float
+    waited_s: Seconds
     """Seconds that the receiver was idle waiting for these messages."""
-    mbps: float
+    mbps: Real
     """Megabits per second, averaged over the longest pipeline run of any process in the step."""
 
 
 class Step(Event, frozen=True, kw_only=True, tag="step"):
     """One optimiser step. `step` counts finished steps from 1."""
 
-    step: int
-    loss: float
+    step: Count
+    loss: Real
     """Mean loss per token in nats, before the optimiser update."""
-    grad_norm: float
+    grad_norm: Real
     """Global gradient norm before clipping."""
-    lr: float
-    tokens: int
+    lr: Real
+    tokens: Count
     """Tokens trained on since the run started."""
-    seconds: float
-    tokens_per_second: float
-    links: list[LinkTraffic] = []
+    seconds: Seconds
+    tokens_per_second: Real
+    links: Annotated[list[LinkTraffic], msgspec.Meta(max_length=2 * MAX_SEGMENTS)] = msgspec.field(default_factory=list)
     """Traffic between processes; empty for a single process."""
-    busy: list[float] = []
+    busy: Annotated[list[Real], _MAX_PROCESSES] = msgspec.field(default_factory=list)
     """Fraction of its own pipeline run that each process spent computing."""
-    memory: list[int] = []
+    memory: Annotated[list[Nbytes], _MAX_PROCESSES] = msgspec.field(default_factory=list)
     """Peak memory of each process in bytes: resident set, or GPU allocation."""
 
     @property
@@ -92,76 +93,76 @@ class Retried(Event, frozen=True, kw_only=True, tag="retried"):
     """A step failed and is computed again, from the same weights and on the same data. The failed attempt changed
     nothing."""
 
-    step: int
-    culprit: str
+    step: Count
+    culprit: Text
     """First invalid quantity: "state over boundary 0", "gradient over boundary 0", "loss", or the first parameter in
     layer order with an invalid gradient."""
-    sender: str
+    sender: Text
     """Process whose input was valid and whose output was not: "process 1", or the name of a peer."""
-    boundary: int | None
+    boundary: SegmentIndex | None
     """Boundary over which the invalid value was sent; None if it was not sent."""
     forward: bool
     """Direction over the boundary: True for a state, False for a gradient."""
-    reason: str
+    reason: LongText
     """What is wrong with the culprit: "is not finite", "is absurdly large"."""
 
 
 class Skipped(Event, frozen=True, kw_only=True, tag="skipped"):
     """A step that failed again when it was retried. It was skipped: no weight changed."""
 
-    step: int
-    loss: float | None
+    step: Count
+    loss: Real | None
     """None if the loss was not finite, which JSON cannot express."""
-    culprit: str
+    culprit: Text
     """As in `Retried`."""
-    sender: str = ""
-    reason: str = "is not finite"
+    sender: Text = ""
+    reason: LongText = "is not finite"
 
 
 class Validated(Event, frozen=True, kw_only=True, tag="validated"):
     """The model was evaluated on the validation text."""
 
-    step: int
-    loss: float | None
+    step: Count
+    loss: Real | None
     """Mean validation loss per token in nats; None if it was not finite."""
-    bits_per_byte: float | None
-    tokens: int
+    bits_per_byte: Real | None
+    tokens: Count
     """Tokens read."""
-    seconds: float
+    seconds: Seconds
 
 
 class BasisChanged(Event, frozen=True, kw_only=True, tag="basis_changed"):
-    step: int
-    version: int
-    captured_energy: float
-    largest_angle: float
-    mean_angle: float
-    orthonormality_error: float
-    kept_norm: float
-    loss_before: float | None
-    loss_after: float | None
+    step: Count
+    version: Count
+    captured_energy: Real
+    largest_angle: Real
+    mean_angle: Real
+    orthonormality_error: Real
+    kept_norm: Real
+    loss_before: Real | None
+    loss_after: Real | None
 
 
 class Saved(Event, frozen=True, kw_only=True, tag="saved"):
     """A checkpoint was written."""
 
-    step: int
-    path: str
+    step: Count
+    path: LongText
     """Its folder."""
-    nbytes: int
-    seconds: float
+    nbytes: Nbytes
+    seconds: Seconds
 
 
 class SaveFailed(Event, frozen=True, kw_only=True, tag="save_failed"):
-    step: int
-    reason: str
+    step: Count
+    reason: LongText
 
 
 class Stopped(Event, frozen=True, kw_only=True, tag="stopped"):
     """The run stopped. `reason` is one of finished, signal, not_finite, not_saved."""
 
-    step: int
-    reason: str
+    step: Count
+    reason: LongText
 
 
 class PeerAssignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,8 +212,8 @@ class GenerationEnded(Event, frozen=True, kw_only=True, tag="generation_ended"):
     cause: str
     """A cause of `PeerLeft`, if a peer of the generation left; otherwise failed (a peer reported an error), deadlock,
     rebalance (standbys can take part), not_saved, not_finite, stopped (while the hub's owner stopped the run, whatever
-    the reason) or finished. Cause accused is the word of a single peer, which `reason` names: the accused peer is
-    removed only if enough peers agree, and then a `PeerLeft` with cause accused says so."""
+    the reason) or finished. With cause accused the sums of the steps show bad values, and `reason` names all who may be
+    at fault: a `PeerSuspended`, or a `PeerLeft` with cause accused, says what follows."""
     peer: str = ""
     """Peer that caused the end; empty if no single peer did."""
     reason: str
@@ -246,6 +247,28 @@ class PeerLeft(Event, frozen=True, kw_only=True, tag="peer_left"):
     """Cause in words, with the name of the peer."""
 
 
+class PeerSuspended(Event, frozen=True, kw_only=True, tag="peer_suspended"):
+    """A peer of a hub's run takes no part in generations for a while. It stays a member."""
+
+    step: int
+    """Step of the newest commit."""
+    peer: str
+    by: str = ""
+    """The peer whose word it is; empty: the hub has seen the cause itself, or the word of several peers."""
+    seconds: float
+    reason: str
+    """Cause in words, with the names of all peers that may be at fault."""
+
+
+class PeerResumed(Event, frozen=True, kw_only=True, tag="peer_resumed"):
+    """The suspension of a peer is over."""
+
+    step: int
+    """Step of the newest commit."""
+    peer: str
+    reason: str
+
+
 class CheckpointDamaged(Event, frozen=True, kw_only=True, tag="checkpoint_damaged"):
     """Files of the hub's newest commit are missing or damaged, and the hub asks the peers for copies."""
 
@@ -276,6 +299,43 @@ class RolledBack(Event, frozen=True, kw_only=True, tag="rolled_back"):
     """Folder with the remaining files of the commit that was given up."""
 
 
+class FilesRefused(Event, frozen=True, kw_only=True, tag="files_refused"):
+    """The hub has not accepted what a peer announced of a checkpoint, in whole or in part."""
+
+    step: int
+    """Step of the newest commit."""
+    peer: str
+    reason: str
+    """What was refused and why, in words, with the name of the peer."""
+
+
+class CheckpointAbandoned(Event, frozen=True, kw_only=True, tag="checkpoint_abandoned"):
+    """The hub has given up a checkpoint, because a peer that had announced its files did not upload them in time."""
+
+    step: int
+    """Step of the newest commit."""
+    reason: str
+    """Who owes which files of which step, in words."""
+
+
+class CommitsOverdue(Event, frozen=True, kw_only=True, tag="commits_overdue"):
+    """Training has gone on for several times the planned interval without a commit."""
+
+    step: int
+    """Step of the newest commit."""
+    seconds: float
+    """Seconds of training since then."""
+    reason: str
+    """Who owes what, in words."""
+
+
+class CommitsResumed(Event, frozen=True, kw_only=True, tag="commits_resumed"):
+    """There is a commit again, after `CommitsOverdue`."""
+
+    step: int
+    """Its step."""
+
+
 class ExactnessLost(Event, frozen=True, kw_only=True, tag="exactness_lost"):
     """From this step on the numbers are no longer promised to be those of an undisturbed run; see `core.exactness`."""
 
@@ -283,37 +343,27 @@ class ExactnessLost(Event, frozen=True, kw_only=True, tag="exactness_lost"):
     reason: str
 
 
-class LossRecomputed(Event, frozen=True, kw_only=True, tag="loss_recomputed"):
-    """The hub has computed the loss of a step again, from its commit before that step."""
-
-    step: int
-    reported: float
-    """The loss that was reported for this step."""
-    recomputed: float
-    band: float
-    """Largest relative difference that devices and kernels explain."""
-    peers: list[str]
-    """Peers that could have falsified the loss: the one with the last segment computes it, the first one reports it."""
-    seconds: float
-    """Time that it took the hub."""
-
-    @property
-    def is_disputed(self) -> bool:
-        return not abs(self.recomputed - self.reported) <= self.band * abs(self.recomputed)
-
-
-TrainingEvent = Started | Step | Retried | Skipped | Validated | BasisChanged | Saved | SaveFailed | Stopped
+TrainingEvent = (
+    Started | Step | Retried | Skipped | Validated | BasisChanged | Saved | SaveFailed | Stopped | BoundaryAlarm
+)
 """Events that a training process writes, or sends to its hub."""
 HubEvent = (
     GenerationStarted
     | GenerationEnded
     | PeerJoined
     | PeerLeft
+    | PeerSuspended
+    | PeerResumed
     | CheckpointDamaged
     | CheckpointRepaired
     | RolledBack
+    | FilesRefused
+    | CheckpointAbandoned
+    | CommitsOverdue
+    | CommitsResumed
     | ExactnessLost
     | LossRecomputed
+    | CommitMeasured
 )
 """Events that only a hub writes; the hub rejects them from peers."""
 AnyEvent = TrainingEvent | HubEvent

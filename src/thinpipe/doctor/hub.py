@@ -11,10 +11,9 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
-
 from thinpipe.config.doctor import DoctorConfig
 from thinpipe.core.errors import UserError
+from thinpipe.core.foreign import decode_foreign
 from thinpipe.core.units import format_bit_rate
 from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.doctor.run import assigned_memory_finding
@@ -123,7 +122,7 @@ def _with_key(address: Address, folder: Path, device: str) -> Iterator[Finding]:
         with closing(HubConnection(address)) as connection:
             yield ok("key", f"the hub knows this machine as {address.name}")
             asked = time.time()
-            status = msgspec.msgpack.decode(connection.request("status", b"", seconds=_SECONDS), type=Status)
+            status = decode_foreign(connection.request("status", b"", seconds=_SECONDS), Status)
             yield _clock(status, asked, time.time())
             yield _link(connection)
         if address.name != HUB:

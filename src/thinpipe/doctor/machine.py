@@ -18,6 +18,7 @@ _EXTRAS = {
     "report": ("matplotlib",),
     "swarm": ("nats", "nkeys", "cryptography"),
     "hf": ("transformers", "datasets"),
+    "tune": ("transformers", "peft"),
     "parquet": ("pyarrow",),
     "dashboard": ("starlette", "uvicorn"),
     "prometheus": ("prometheus_client",),

@@ -4,7 +4,7 @@ An initial weight depends only on the seed and on the parameter's seed name, whi
 (`models/seed_names.py`): not on the device, the dtype, the number of segments or the order of initialisation.
 """
 
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from thinpipe.config.model import ModelConfig
 from thinpipe.core.seeds import derive_seed
 from thinpipe.models.boundary_projection import OrthonormalProjection
-from thinpipe.models.model import Model, Segment
 from thinpipe.models.seed_names import seed_name
 from thinpipe.subspace import ResidualWriter
 from thinpipe.subspace.basis import orthonormalise
@@ -20,7 +19,10 @@ from thinpipe.subspace.factorized_embedding import NarrowEmbedding, UpProjection
 from thinpipe.subspace.normal import fill_normal
 from thinpipe.subspace.parameter_tags import copy_mark
 
-ModelPart = TypeVar("ModelPart", Model, Segment)
+if TYPE_CHECKING:
+    from thinpipe.models.model import Model, Segment
+
+ModelPart = TypeVar("ModelPart", "Model", "Segment")
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ whether segments share a process or not. `build` makes a model on the meta devic
 
 from collections.abc import Callable
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from thinpipe.config.parameter_shapes import named_parameters
 from thinpipe.core.seeds import derive_seed
 from thinpipe.models.boundary_projection import BoundaryProjection
 from thinpipe.models.decoder import Attention, Dropout, build_layers
+from thinpipe.models.init_weights import materialise
 from thinpipe.models.kv_cache import KVCache
 from thinpipe.subspace import (
     FIXED_TABLES,
@@ -115,6 +116,16 @@ class Segment(nn.Module):
         if self.last is None and projection is not None:
             return DenseStream(projection.close(stream, prior_BTD))
         return stream
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the segment has the output head."""
+        return self.last is not None
+
+    def materialise(self, *, seed: int, device: torch.device | str, dtype: torch.dtype) -> Self:
+        """Allocates the segment and draws its weights from the seed."""
+        materialise(self, seed=seed, device=device, dtype=dtype)
+        return self
 
     @property
     def projection(self) -> BoundaryProjection | None:

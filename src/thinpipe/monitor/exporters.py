@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from thinpipe.config.commands import LOOPBACK
+from thinpipe.core.audit_events import CommitMeasured, LossRecomputed
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, PeerLeft, Step, Validated
 from thinpipe.core.extras import require_extra
@@ -54,6 +55,10 @@ def scalars_of(event: AnyEvent) -> dict[str, float]:
         case Validated():
             found = {"validation_loss": event.loss, "validation_bits_per_byte": event.bits_per_byte}
             return {name: value for name, value in found.items() if value is not None}
+        case LossRecomputed():
+            return {"recomputed_loss": event.recomputed}
+        case CommitMeasured():
+            return {"commit_loss": event.loss}
         case _:
             return {}
 

@@ -88,8 +88,18 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Training loss: (step, mean loss), downsampled."""
     validations: list[tuple[int, float]]
     """Validation loss: (step, loss), downsampled."""
+    recomputed: list[tuple[int, float]]
+    """Losses of steps that the hub has computed again from its commits: (step, loss), downsampled."""
+    commit_losses: list[tuple[int, float]]
+    """Loss of the hub's own batch: (step of the commit, loss), downsampled."""
+    audit: str
+    """What the hub has found last when it computed a reported loss again, in words; empty: nothing yet."""
+    alarms: list[str]
+    """Signs that what peers report or send is false, newest last."""
     recoveries: list[Recovery]
     exactness: str
     """Whether the run is still bit for bit that of an undisturbed one, in words; empty if unknown."""
+    commit_alarm: str
+    """Since when and why no commits come, in words; empty while they do."""
     notes: list[Note]
     """Recent events, newest last."""

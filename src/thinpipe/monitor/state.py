@@ -1,12 +1,16 @@
 """State of a run, folded from its events. Uses neither the clock nor files: the same events give the same snapshot."""
 
+import math
 import tomllib
 from collections import deque
 from collections.abc import Sequence
 
-from thinpipe.core.event_text import format_event
+from thinpipe.core.audit_events import AuditEvent, BoundaryAlarm, CommitMeasured, LossRecomputed
+from thinpipe.core.event_text import format_event, format_event_line
 from thinpipe.core.events import (
     AnyEvent,
+    CommitsOverdue,
+    CommitsResumed,
     GenerationEnded,
     GenerationStarted,
     PeerAssignment,
@@ -22,7 +26,7 @@ from thinpipe.core.units import format_duration_ceil
 from thinpipe.monitor.rolling_stats import RollingStats
 from thinpipe.monitor.snapshot import Note, Recovery, Snapshot, StageStatus
 
-_NOTES, _RECOVERIES = 100, 50
+_NOTES, _RECOVERIES, _ALARMS = 100, 50, 5
 _MIN_STALE_SECONDS, _STALE_STEPS = 30.0, 10
 
 
@@ -42,6 +46,10 @@ class RunState:
         self._notes: deque[Note] = deque(maxlen=_NOTES)
         self._recoveries: deque[Recovery] = deque(maxlen=_RECOVERIES)
         self._exactness = Exactness()
+        self._commit_alarm = ""
+        self.recomputed, self.commit_losses = DownsampledCurve(), DownsampledCurve()
+        self._audit = ""
+        self._alarms: deque[str] = deque(maxlen=_ALARMS)
         self._interrupted_by: GenerationEnded | None = None
         """End of the last generation, until a step is finished again."""
 
@@ -64,15 +72,31 @@ class RunState:
                 self._present.pop(event.peer, None)
             case GenerationEnded() if event.interrupts and self.state != "finished":
                 self._interrupted_by, self.state = event, "recovering"
+            case CommitsOverdue():
+                self._commit_alarm = printable(format_event(event))
+            case CommitsResumed():
+                self._commit_alarm = ""
             case Validated():
                 if event.loss is not None:
                     self.validations.add(event.step, event.loss)
+            case LossRecomputed() | CommitMeasured() | BoundaryAlarm():
+                self._audited(event)
             case Stopped():
                 self.state = "finished" if event.reason == "finished" else f"stopped: {printable(event.reason)}"
             case _:
                 pass
         kind = str(event.__struct_config__.tag)
         self._notes.append(Note(time_s=event.time_s, step=event.step, kind=kind, text=printable(format_event(event))))
+
+    def _audited(self, event: AuditEvent) -> None:
+        if isinstance(event, LossRecomputed):
+            self._audit = printable(format_event_line(event))
+            if math.isfinite(event.recomputed):
+                self.recomputed.add(event.step, event.recomputed)
+        elif isinstance(event, CommitMeasured) and math.isfinite(event.loss):
+            self.commit_losses.add(event.step, event.loss)
+        if event.is_disputed:
+            self._alarms.append(printable(format_event_line(event)))
 
     def _started(self, event: Started) -> None:
         self.state, self.parameters, self.dim, self._segments = "running", event.parameters, event.dim, event.segments
@@ -123,8 +147,13 @@ class RunState:
             standbys=[printable(name) for name in self._present if name not in {peer.name for peer in self._peers}],
             curve=self.curve.points,
             validations=self.validations.points,
+            recomputed=self.recomputed.points,
+            commit_losses=self.commit_losses.points,
+            audit=self._audit,
+            alarms=list(self._alarms),
             recoveries=list(self._recoveries),
             exactness=printable(self._exactness.in_words()),
+            commit_alarm=self._commit_alarm,
             notes=list(self._notes),
         )
 

@@ -30,8 +30,13 @@ def render(snapshot: Snapshot, now_s: float, *, width: int = 100) -> RenderableT
         parts.append(Text.assemble(("loss ", "dim"), line, f" {snapshot.loss or 0.0:.4f}", no_wrap=True))
     if snapshot.stages:
         parts += _rows(snapshot, width)
+    if snapshot.commit_alarm:
+        parts.append(Text(snapshot.commit_alarm, "bold red"))
     if snapshot.exactness:
         parts.append(Text(f"numbers: {snapshot.exactness}", "dim"))
+    if snapshot.audit:
+        parts.append(Text(f"audit: {snapshot.audit}", "dim"))
+    parts += [Text(alarm, "bold red") for alarm in snapshot.alarms]
     if snapshot.standbys:
         parts.append(Text(f"standby: {', '.join(snapshot.standbys)}", "dim"))
     for note in snapshot.notes[-_NOTES:]:

@@ -4,11 +4,11 @@ import torch
 
 from thinpipe.boundary.contract import BoundaryMethod, MessageShape
 from thinpipe.boundary.registry import make_method
-from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
+from thinpipe.models.protocol import PipelineModelConfig
 
 
-def boundary_method(model: ModelConfig, config: RunConfig) -> BoundaryMethod:
+def boundary_method(model: PipelineModelConfig, config: RunConfig) -> BoundaryMethod:
     """A new boundary method. Methods may have codec state, so every boundary needs its own instance."""
     shape = MessageShape(
         batch=config.microbatch_size,
@@ -17,5 +17,4 @@ def boundary_method(model: ModelConfig, config: RunConfig) -> BoundaryMethod:
         vocab_size=model.vocab_size,
         dtype=getattr(torch, config.planned_recipe.weights),
     )
-    in_subspace = model.subspace.width is not None
-    return make_method(config.boundary, shape, in_subspace=in_subspace, seed=config.debug.seed)
+    return make_method(config.boundary, shape, in_subspace=model.in_subspace, seed=config.debug.seed)

@@ -48,6 +48,7 @@ class _InProcessBoundary(torch.autograd.Function):
         ctx.method, ctx.message_id, ctx.sanity = method, message_id, sanity
         arrived = method.decode_state(method.encode_state(state, ids_BW, message_id), ids_BW, message_id)
         if sanity is not None and message_id.training:
+            sanity.observe_sent(message_id.boundary, state, forward=True)
             sanity.observe(message_id.boundary, arrived, forward=True)
         return arrived
 
@@ -60,5 +61,6 @@ class _InProcessBoundary(torch.autograd.Function):
             )
         arrived = ctx.method.decode_gradient(ctx.method.encode_gradient(gradient, ctx.message_id), ctx.message_id)
         if ctx.sanity is not None:
+            ctx.sanity.observe_sent(ctx.message_id.boundary, gradient, forward=False)
             ctx.sanity.observe(ctx.message_id.boundary, arrived, forward=False)
         return arrived, None, None, None, None

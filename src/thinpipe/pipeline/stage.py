@@ -327,6 +327,8 @@ class MessageStage(EncodedStage):
         )
 
     def encode_state(self, state: Tensor, microbatch: int) -> Tensor:
+        if self.training:
+            self.stage_module.sanity.observe_sent(self.after, state, forward=True)
         return self._method_after.pack_forward(self.ids[microbatch], state, self._message_id(self.after, microbatch))
 
     def decode_state(self, message: Tensor, microbatch: int) -> Tensor:
@@ -338,6 +340,7 @@ class MessageStage(EncodedStage):
 
     def encode_gradient(self, gradient: Tensor | None, microbatch: int) -> Tensor:
         assert gradient is not None
+        self.stage_module.sanity.observe_sent(self.before, gradient, forward=False)
         return self._method_before.pack_backward(gradient, self._message_id(self.before, microbatch))
 
     def decode_gradient(self, message: Tensor, microbatch: int) -> Tensor:

@@ -5,13 +5,14 @@ So the placement of segments does not change a bit of the result.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from thinpipe.boundary.contract import BoundaryMethod, MessageId
 from thinpipe.core.seeds import derive_seed
-from thinpipe.models import Segment
+from thinpipe.models.protocol import PipelineSegment
 from thinpipe.pipeline.in_process_boundary import cross_boundary
 from thinpipe.pipeline.sanity import MessageSanityCheck
 from thinpipe.subspace import Basis
@@ -26,7 +27,7 @@ class StageModule(nn.Module):
 
     def __init__(
         self,
-        segments: Sequence[Segment],
+        segments: Sequence[PipelineSegment],
         indices: range,
         methods: Sequence[BoundaryMethod],
         *,
@@ -38,7 +39,8 @@ class StageModule(nn.Module):
         `indices`: segments of this stage. `sanity` observes all decoded messages in training.
         """
         super().__init__()
-        self.segments = nn.ModuleList(segments[index] for index in indices)
+        self.segments = [segments[index] for index in indices]
+        self._registered = nn.ModuleList(cast(list[nn.Module], self.segments))  # for parameters()
         self.indices, self.methods, self.seed, self.sanity = indices, methods, seed, sanity or MessageSanityCheck()
         self.ids_BW = torch.empty(0, 0, dtype=torch.int64)
         self.step = self.microbatch = 0
@@ -77,10 +79,8 @@ class StageModule(nn.Module):
     @property
     def state_basis(self) -> Basis | None:
         """Basis of the states at the boundaries, the same for all segments; None for states without a basis."""
-        segment = self.segments[0]
-        assert isinstance(segment, Segment)
-        return segment.space.state_basis
+        return self.segments[0].space.state_basis
 
     @property
     def is_last(self) -> bool:
-        return self.segments[-1].last is not None
+        return self.segments[-1].is_last

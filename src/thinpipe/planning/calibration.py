@@ -7,8 +7,6 @@ The file: {"format": 1, "devices": {"cuda: NVIDIA GeForce RTX 3060": {"overhead_
 """
 
 import logging
-import os
-import platform
 from pathlib import Path
 from typing import Annotated
 
@@ -17,11 +15,10 @@ import msgspec
 from thinpipe.config.model_family import AttentionKernel
 from thinpipe.core.errors import DECODE_ERRORS
 from thinpipe.core.files import write_atomically
+from thinpipe.core.state_folder import state_folder
 
 _LOG = logging.getLogger(__name__)
 _FORMAT = 1
-STATE_FOLDER_VARIABLE = "THINPIPE_STATE_FOLDER"
-"""Environment variable with the folder that is used in place of the system's folder for programs' state."""
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -85,16 +82,4 @@ def save_calibration(key: str, calibration: Calibration) -> Path:
 
 
 def calibration_path() -> Path:
-    return _state_folder() / "calibration.json"
-
-
-def _state_folder() -> Path:
-    """The user's folder for state of programs, by the custom of the system."""
-    named = os.environ.get(STATE_FOLDER_VARIABLE)
-    if named:
-        return Path(named)
-    if platform.system() == "Windows":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "thinpipe"
-    if platform.system() == "Darwin":
-        return Path.home() / "Library" / "Application Support" / "thinpipe"
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "thinpipe"
+    return state_folder() / "calibration.json"

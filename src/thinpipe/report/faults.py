@@ -34,6 +34,8 @@ def faults_section(summary: Summary) -> Section:
         for what, kind in (("peers joined", PeerJoined), ("peers left", PeerLeft)):
             counts.append((what, sum(isinstance(event, kind) for event in summary.events)))
         counts.append(("generations", len(generations)))
+    if summary.recomputed or summary.alarms:
+        counts += [("losses recomputed by the hub", len(summary.recomputed)), ("alarms", len(summary.alarms))]
     blocks: list[Block | Collapsible] = [Facts([(what, f"{count:,}") for what, count in counts])]
     if lost:
         blocks.append(Text(f"Computing steps again cost {format_duration(lost)}."))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from thinpipe.report.figures import (
     BLUE,
+    GREEN,
     GREY,
     ORANGE,
     decimation,
@@ -17,6 +18,7 @@ from thinpipe.report.figures import (
 from thinpipe.report.summary import Summary
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -33,9 +35,23 @@ def loss_figure(summary: Summary) -> "Figure":
         places = [event.step * summary.tokens_per_step / 1e6 for event in summary.validations]
         found = [event.loss for event in summary.validations]
         axes.plot(places, found, "o-", color=ORANGE, markersize=4, label="validation")
+    _plot_audit(axes, summary)
     axes.set(xlabel="tokens, millions", ylabel="loss, nats per token")
     legend(axes)
     return figure
+
+
+def _plot_audit(axes: "Axes", summary: Summary) -> None:
+    """What the hub has computed by itself."""
+    of_steps = [(event.step, event.recomputed) for event in summary.recomputed]
+    of_commits = [(event.step, event.loss) for event in summary.commit_losses]
+    for points, style, label in (
+        (of_steps, ".", "recomputed by the hub"),
+        (of_commits, "--", "commits, by the hub's own batch"),
+    ):
+        if points:
+            places = [step * summary.tokens_per_step / 1e6 for step, _ in points]
+            axes.plot(places, [loss for _, loss in points], style, color=GREEN, markersize=6, label=label)
 
 
 def throughput_figure(summary: Summary) -> "Figure":

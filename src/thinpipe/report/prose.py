@@ -26,6 +26,7 @@ def summary_paragraph(summary: Summary, context: ReportContext) -> str:
                 _links(summary, context),
                 _faults(summary),
                 f"Compared with an undisturbed run, its numbers are {words}." if (words := summary.exactness) else "",
+                _audit(summary),
                 _end(summary),
             ),
         )
@@ -82,6 +83,14 @@ def _faults(summary: Summary) -> str:
     if not parts:
         return "Nothing went wrong."
     return f"It {', '.join(parts[:-1])}{' and ' if len(parts) > 1 else ''}{parts[-1]}."
+
+
+def _audit(summary: Summary) -> str:
+    if not summary.recomputed and not summary.alarms:
+        return ""
+    agree = sum(not event.is_disputed for event in summary.recomputed)
+    text = f"The hub computed {len(summary.recomputed):,} reported loss(es) again, of which {agree:,} agree"
+    return f"{text}; ALARM: {len(summary.alarms):,} event(s) show false reports." if summary.alarms else f"{text}."
 
 
 def _end(summary: Summary) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
+from thinpipe.core.audit_events import AuditEvent, CommitMeasured, LossRecomputed
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import (
     AnyEvent,
@@ -82,6 +83,18 @@ class Summary:
         for event in self.events:
             found.on_event(event)
         return found.in_words()
+
+    @property
+    def recomputed(self) -> list[LossRecomputed]:
+        return [event for event in self.events if isinstance(event, LossRecomputed)]
+
+    @property
+    def commit_losses(self) -> list[CommitMeasured]:
+        return [event for event in self.events if isinstance(event, CommitMeasured)]
+
+    @property
+    def alarms(self) -> list[AuditEvent]:
+        return [event for event in self.events if isinstance(event, AuditEvent) and event.is_disputed]
 
     @property
     def retried(self) -> list[Retried]:

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from thinpipe.core.bounds import Count
 from thinpipe.subspace.basis import Basis, orthonormalise
 from thinpipe.subspace.parameter_tags import coordinates_of
 
@@ -46,7 +47,7 @@ def principal_angles(first_DK: Tensor, second_DK: Tensor) -> Tensor:
 class BasisUpdate:
     """Effect of one basis update."""
 
-    version: int
+    version: Count
     captured_energy: float
     """Fraction of the last interval's gradient energy inside the old span(U)."""
     largest_angle: float

@@ -5,13 +5,15 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 import numpy as np
 
 from thinpipe.config.run import RunConfig
+from thinpipe.core.bounds import Count, Real, Word
 from thinpipe.core.files import file_sha256
+from thinpipe.core.foreign import decode_foreign
 from thinpipe.core.hashing import text_sha256
 from thinpipe.data import Batches, Cursor, EvenlySpacedBatches, Tokenizer, Tokens, has_tokens
 from thinpipe.training.engine import Ids
@@ -23,12 +25,12 @@ _LOG = logging.getLogger(__name__)
 class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about the dataset that every process needs, also those without the data."""
 
-    vocab_size: int
-    sha256: str
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+    sha256: Word
     """Content hash of the training tokens."""
-    validation_batches: int
+    validation_batches: Count
     """Number of validation batches; 0 without a validation split."""
-    bits_per_byte_per_nat: float | None
+    bits_per_byte_per_nat: Real | None
     """Factor from validation loss (nats per token) to bits per byte; None without a validation split."""
 
 
@@ -109,7 +111,7 @@ class BatchLoader:
         announced = collectives.broadcast_bytes(
             b"" if self.source is None else msgspec.json.encode(self.source.dataset_info)
         )
-        self.dataset_info = msgspec.json.decode(announced, type=DatasetInfo)
+        self.dataset_info = decode_foreign(announced, DatasetInfo, form="json")
 
     def batch(self, cursor: Cursor) -> Ids | None:
         return None if self.source is None else self.source.batch(cursor)

@@ -8,8 +8,6 @@ link statistics. Norms are summed in layer order, so gradient clipping is bit-id
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from itertools import islice
 
 import msgspec
 import numpy as np
@@ -23,11 +21,12 @@ from thinpipe.config.offload import keeps_masters
 from thinpipe.config.precision import describe_choice, recipe_of
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import LinkTraffic
+from thinpipe.core.foreign import decode_foreign
 from thinpipe.device.choice import choose_device, make_current
 from thinpipe.device.memory import device_name, peak_nbytes
 from thinpipe.device.precision import has_bf16_units, keep_casts, set_float32_products
-from thinpipe.models import Model, ModelConfig, build, materialise
+from thinpipe.models import Model
+from thinpipe.models.protocol import PipelineModelConfig, build_model, trainable_parameters
 from thinpipe.optim import RowwiseAdamW
 from thinpipe.optim.gradient_sums import GradientSums, gradient_norms
 from thinpipe.optim.master_weights import keep_masters_on_host
@@ -38,31 +37,11 @@ from thinpipe.pipeline.runner import Runner, TwinRunner
 from thinpipe.pipeline.sanity import MessageSanityCheck
 from thinpipe.pipeline.stage_module import StageModule
 from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, Subspace, rebase_squares
-from thinpipe.training.faults import Fault, find_fault
+from thinpipe.training.step_outcome import StepOutcome, outcome_of
+from thinpipe.training.step_vector import StepVector
 from thinpipe.transport.collectives import Collectives, collectives_for
 
 Ids = npt.NDArray[np.int64]
-_MAX_CREDIBLE = 2.0**63
-"""Exclusive limit for byte counts and seconds reported by other processes; the event log holds 64-bit integers."""
-
-
-@dataclass(frozen=True)
-class StepOutcome:
-    """Result of one step, the same in every process. With a fault, no state was changed."""
-
-    loss: float
-    grad_norm: float
-    """Global gradient norm before clipping; NaN with a fault."""
-    fault: Fault | None = None
-    stop: bool = False
-    """True if any process was asked to stop."""
-    links: list[LinkTraffic] = field(default_factory=list)
-    """Traffic per boundary and direction; only boundaries between processes."""
-    busy: list[float] = field(default_factory=list)
-    """Fraction of the step, per process, not spent waiting for messages; the rest is the pipeline bubble. Empty when no
-    message crossed processes."""
-    memory: list[int] = field(default_factory=list)
-    """Peak memory in bytes of each process since its start: CUDA allocations on a GPU, else resident memory."""
 
 
 class Engine:
@@ -74,7 +53,7 @@ class Engine:
     def __init__(
         self,
         config: RunConfig,
-        model_config: ModelConfig,
+        model_config: PipelineModelConfig,
         group: dist.ProcessGroup | None = None,
         collectives: Collectives | None = None,
     ) -> None:
@@ -86,9 +65,10 @@ class Engine:
         self.precision = describe_choice(asked, self.recipe, has_bf16_units=units)
         set_float32_products(self.device, tf32=self.recipe.uses_bf16)
         dtype = getattr(torch, self.recipe.weights)
-        self.model = build(model_config)
-        self.names = [name for name, _ in self.model.named_parameters()]
+        self.model = build_model(model_config)
+        self.names = [*trainable_parameters(self.model)]
         parallelism, count = config.parallelism, len(self.model.segments)
+        self.step_vector = StepVector(self.names, boundaries=count - 1, processes=self.collectives.size)
         self.placement = place(
             parallelism.pipeline_parallel_schedule, self.collectives.size, count, parallelism.pipeline_parallel_shares
         )
@@ -99,17 +79,14 @@ class Engine:
         }
         self.sanity = MessageSanityCheck()
         for index in self.local_segments:
-            materialise(self.model.segments[index], seed=config.debug.seed, device=self.device, dtype=dtype)
+            self.model.segments[index].materialise(seed=config.debug.seed, device=self.device, dtype=dtype)
             if keeps_masters(config.training.offload, self.recipe, parallelism.pipeline_parallel_schedule):
                 keep_masters_on_host(self.model.segments[index].blocks)
         self.model.set_execution(config.execution, autocast_bf16=self.recipe.autocast_bf16)
-        self.parameters = {
-            name: parameter
-            for index in self.local_segments
-            for name, parameter in self.model.segments[index].named_parameters()
-        }
+        self.parameters = trainable_parameters(*(self.model.segments[index] for index in self.local_segments))
         self.optimizer = self._make_optimizer()
-        is_bf16 = self.recipe.weights == "bfloat16"
+        # Copies of offloaded masters are bfloat16 under autocast; adapters are float32 on a bfloat16 base.
+        is_bf16 = self.recipe.weights == "bfloat16" and dtype in {each.dtype for each in self.parameters.values()}
         self.gradient_sums = GradientSums(self.parameters, seed=config.debug.seed) if is_bf16 else None
         self.tracker = self._make_tracker()
         self.methods = [boundary_method(model_config, config) for _ in range(count - 1)]
@@ -199,7 +176,12 @@ class Engine:
             loss = self.runner.gradients(index, self._microbatches(ids_BW))
         if self.gradient_sums is not None:
             self.gradient_sums.finish()
-        outcome = self._outcome(loss, stop=asked_to_stop())
+        outcome = outcome_of(
+            self.step_vector,
+            self.collectives.all_reduce_step(self._contribution(loss, stop=asked_to_stop())),
+            process_of_segment=self.process_of_segment,
+            segments=self.segment_of,
+        )
         if outcome.fault is None:
             self.sanity.accept()
             self._update(outcome.grad_norm, lr)
@@ -216,53 +198,32 @@ class Engine:
         parts: tuple[Tensor, ...] = torch.from_numpy(ids_BW).to(self.device).split(self.config.microbatch_size)
         return parts
 
-    def _outcome(self, loss: float | None, *, stop: bool) -> StepOutcome:
-        """All-reduces the local results into one outcome, the same in every process.
-
-        Except for the count of stop requests, each number is non-zero in at most one process, so the sums are exact.
-        """
+    def _contribution(self, loss: float | None, *, stop: bool) -> list[float]:
+        """This process's part of the step's sum (`training.step_vector`)."""
         count = 1 if self.gradient_sums is None else self.config.microbatches
-        local = {name: norm / count for name, norm in gradient_norms(self.parameters).items()}
         received = {(part.boundary, part.forward): part for part in self.runner.received()}
-        ends = [(boundary, forward) for boundary in range(len(self.methods)) for forward in (True, False)]
-        not_finite, outliers = self.sanity.not_finite(), self.sanity.outliers()
-        waited = sum(part.waited_seconds for part in received.values())
-        seconds, held = self.runner.seconds, float(peak_nbytes(self.device))
-        shared = iter(
-            self.collectives.all_reduce_sum(
-                [
-                    *(local.get(name, 0.0) for name in self.names),
-                    loss or 0.0,
-                    float(stop),
-                    *(float(not_finite.get(end, 0)) for end in ends),
-                    *(float(outliers.get(end, 0)) for end in ends),
-                    *(float(received[end].nbytes) if end in received else 0.0 for end in ends),
-                    *(received[end].waited_seconds if end in received else 0.0 for end in ends),
-                    *(seconds if rank == self.collectives.rank else 0.0 for rank in range(self.collectives.size)),
-                    *(waited if rank == self.collectives.rank else 0.0 for rank in range(self.collectives.size)),
-                    *(held if rank == self.collectives.rank else 0.0 for rank in range(self.collectives.size)),
-                ]
-            )
+        sent, got = self.sanity.figures.whole(sent=True), self.sanity.figures.whole(sent=False)
+        return self.step_vector.pack(
+            loss=loss or 0.0,
+            stops=float(stop),
+            gradient_norms={name: norm / count for name, norm in gradient_norms(self.parameters).items()},
+            of_ends={
+                "sent_rms": {end: figures.rms for end, figures in sent.items()},
+                "sent_mean": {end: figures.mean for end, figures in sent.items()},
+                "received_rms": {end: figures.rms for end, figures in got.items()},
+                "received_mean": {end: figures.mean for end, figures in got.items()},
+                "not_finite": self.sanity.not_finite(),
+                "outliers": self.sanity.outliers(),
+                "nbytes": {end: float(part.nbytes) for end, part in received.items()},
+                "waited_seconds": {end: part.waited_seconds for end, part in received.items()},
+            },
+            of_process={
+                "seconds": self.runner.seconds,
+                "idle_seconds": sum(part.waited_seconds for part in received.values()),
+                "peak_nbytes": float(peak_nbytes(self.device)),
+            },
+            rank=self.collectives.rank,
         )
-        norms = dict(zip(self.names, islice(shared, len(self.names)), strict=True))
-        total_loss, stops = next(shared), next(shared)
-        bad = [dict(zip(ends, islice(shared, len(ends)), strict=True)) for _ in range(2)]
-        announced = map(_credible, shared)
-        nbytes, waits = list(islice(announced, len(ends))), list(islice(announced, len(ends)))
-        took, idle = list(islice(announced, self.collectives.size)), list(islice(announced, self.collectives.size))
-        memory = [int(nbytes) for nbytes in islice(announced, self.collectives.size)]
-        fault = find_fault(
-            bad[0], bad[1], total_loss, norms, process_of_segment=self.process_of_segment, segments=self.segment_of
-        )
-        grad_norm = math.sqrt(math.fsum(norm * norm for norm in norms.values())) if fault is None else math.nan
-        longest = max(took) or math.inf
-        links = [
-            LinkTraffic(boundary=end[0], forward=end[1], nbytes=int(count), waited_s=wait, mbps=count * 8e-6 / longest)
-            for end, count, wait in zip(ends, nbytes, waits, strict=True)
-            if count
-        ]
-        busy = [1 - wait / whole if whole else 0.0 for wait, whole in zip(idle, took, strict=True)] if links else []
-        return StepOutcome(total_loss, grad_norm, fault, stop=stops > 0, links=links, busy=busy, memory=memory)
 
     def _check_same_hashes(self) -> None:
         """Raises UserError unless all processes have the same basis and fixed tables. Collective call."""
@@ -325,9 +286,7 @@ class Engine:
             self._change_basis(self.model.space.basis, None)
             measure()
             announced = b""
-        return msgspec.msgpack.decode(
-            self.collectives.broadcast_bytes(announced, self.placement.last_process), type=BasisUpdate
-        )
+        return decode_foreign(self.collectives.broadcast_bytes(announced, self.placement.last_process), BasisUpdate)
 
     def _change_basis(self, old: Basis, new: Basis | None) -> float:
         """Broadcasts the new basis from the last process; every process maps its own parameters and moments to it.
@@ -391,8 +350,3 @@ def mean_loss(model: Model, batches: Iterable[Ids], device: torch.device | str) 
         total += losses.cpu().double().sum().item()
         tokens += losses.numel()
     return total / max(1, tokens), tokens
-
-
-def _credible(announced: float) -> float:
-    """A byte count or duration reported by another process; 0 if it is impossible (negative, NaN, too large)."""
-    return announced if 0 <= announced < _MAX_CREDIBLE else 0.0

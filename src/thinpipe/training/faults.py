@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from thinpipe.pipeline.sanity import BoundaryDirection
+from thinpipe.pipeline.message_figures import BoundaryDirection
 
 NOT_FINITE, ABSURD = "is not finite", "is absurdly large"
 

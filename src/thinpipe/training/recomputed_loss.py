@@ -1,17 +1,19 @@
-"""Loss of a training step, computed again from the checkpoint before it, with one segment in memory at a time.
+"""Losses that follow from a checkpoint, with one segment in memory at a time: of the step after it, and of any batch.
 
 The step after a checkpoint starts from the checkpoint's weights, basis, codec state and data cursor, and everything
 random in it is derived from the seed and the step. So whoever has checkpoint and tokens can tell its loss without
-trusting the processes that trained: to the bit on like devices, and within `loss_band` on others.
+trusting the processes that trained: to the bit on like devices, and within `loss_band` on others. The loss of a batch
+of one's own depends on the weights alone, so that it shows what training has come to, whatever was reported.
 """
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from thinpipe.boundary.contract import MessageId
+from thinpipe.boundary.contract import BoundaryMethod, MessageId
 from thinpipe.checkpoint import Checkpoint
 from thinpipe.checkpoint.codec_state import restore_codec_states
 from thinpipe.checkpoint.state import model_config_of, restore
@@ -26,6 +28,7 @@ from thinpipe.pipeline.in_process_boundary import cross_boundary
 from thinpipe.pipeline.runner import mean_of
 from thinpipe.pipeline.stage_module import StageModule
 from thinpipe.training.data_loading import TokenSource
+from thinpipe.training.engine import Ids
 
 _BAND, _BAND_OF_BF16 = 1e-3, 1e-2
 """Relative differences of a loss between devices. Sums in another order differ by 1e-7 in float32 and by up to 1e-4 in
@@ -37,11 +40,23 @@ def loss_band(config: RunConfig) -> float:
     return _BAND if config.training.precision in ("fp32", "fp64") else _BAND_OF_BF16
 
 
+@dataclass(frozen=True)
+class RecomputedLosses:
+    next_step: float
+    """Mean loss of the step after the checkpoint, as in training."""
+    own_batch: float | None
+    """Mean loss of a batch of the caller's choice, as in validation; None: none was given."""
+
+
 @torch.no_grad()
-def recompute_loss(
-    checkpoint: Checkpoint, source: TokenSource, *, on_segment: Callable[[int], None] = lambda _index: None
-) -> float:
-    """Mean loss of the step after `checkpoint`, on the CPU. `on_segment` is called before each segment is read.
+def recompute_losses(
+    checkpoint: Checkpoint,
+    source: TokenSource,
+    own_batch_BW: Ids | None = None,
+    *,
+    on_segment: Callable[[int], None] = lambda _index: None,
+) -> RecomputedLosses:
+    """Losses that follow from the checkpoint, on the CPU. `on_segment` is called before each segment is read.
 
     Memory: the weights of one segment, without gradients and moments, and the states of all micro-batches.
     """
@@ -50,23 +65,62 @@ def recompute_loss(
     model_config, seed, step = model_config_of(checkpoint), config.debug.seed, checkpoint.manifest.step
     model = build(model_config)
     model.set_execution(ExecutionConfig(), autocast_bf16=recipe.autocast_bf16)
-    model.train()
     methods = [boundary_method(model_config, config) for _ in range(len(model.segments) - 1)]
-    restore_codec_states(checkpoint, methods, range(len(model.segments)))
-    ids_BW = torch.from_numpy(source.batch(Cursor(samples_seen=checkpoint.manifest.samples_seen)))
-    batches = ids_BW.split(config.microbatch_size)
-    states: list[Tensor | None] = [None] * len(batches)
+    if step:  # weights that no step has changed come without codec state
+        restore_codec_states(checkpoint, methods, range(len(model.segments)))
+    size = config.microbatch_size
+    next_ids = source.batch(Cursor(samples_seen=checkpoint.manifest.samples_seen))
+    next_step = _ForwardPass(next_ids, size, methods, seed=seed, step=step, training=True)
+    passes = [next_step]
+    if own_batch_BW is not None:  # before the step, which changes codec state that validation reads
+        passes.insert(0, _ForwardPass(own_batch_BW, size, methods, seed=seed, step=0, training=False))
     for index, segment in enumerate(model.segments):
         on_segment(index)
         materialise(segment, seed=seed, dtype=getattr(torch, recipe.weights), draw=False)
         restore(checkpoint, dict(segment.named_parameters()), model.space)
-        stage = StageModule(model.segments, range(index, index + 1), methods, seed=seed)
-        for microbatch, ids in enumerate(batches):
-            state = states[microbatch]
-            if state is not None:
-                message = MessageId(seed=seed, step=step, microbatch=microbatch, boundary=index - 1, training=True)
-                state = cross_boundary(state, ids, methods[index - 1], message)
-            stage.begin(ids, step=step, microbatch=microbatch)
-            states[microbatch] = stage(state)
+        for forward_pass in passes:
+            forward_pass.through(StageModule(model.segments, range(index, index + 1), methods, seed=seed))
         segment.to("meta")
-    return mean_of([loss for loss in states if loss is not None])
+    return RecomputedLosses(next_step.loss, passes[0].loss if len(passes) > 1 else None)
+
+
+class _ForwardPass:
+    """One batch on its way through the segments, in micro-batches."""
+
+    def __init__(
+        self,
+        ids_BW: Ids,
+        microbatch_size: int,
+        methods: Sequence[BoundaryMethod],
+        *,
+        seed: int,
+        step: int,
+        training: bool,
+    ) -> None:
+        self._batches = torch.from_numpy(ids_BW).split(microbatch_size)
+        self._states: list[Tensor | None] = [None] * len(self._batches)
+        self._methods, self._seed, self._step, self._training = methods, seed, step, training
+
+    def through(self, stage: StageModule) -> None:
+        """Moves all micro-batches over the boundary before this segment and through it."""
+        stage.train(self._training)
+        boundary = stage.indices.start - 1
+        for microbatch, ids in enumerate(self._batches):
+            state = self._states[microbatch]
+            if state is not None:
+                message = MessageId(
+                    seed=self._seed,
+                    step=self._step,
+                    microbatch=microbatch,
+                    boundary=boundary,
+                    training=self._training,
+                )
+                method = self._methods[boundary]
+                state = cross_boundary(state, ids, method if self._training else method.at_inference, message)
+            stage.begin(ids, step=self._step, microbatch=microbatch, backward_follows=self._training)
+            self._states[microbatch] = stage(state)
+
+    @property
+    def loss(self) -> float:
+        """Once the last segment is done."""
+        return mean_of([loss for loss in self._states if loss is not None])

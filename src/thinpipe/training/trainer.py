@@ -35,21 +35,23 @@ from thinpipe.core.events import (
     Validated,
 )
 from thinpipe.core.files import write_atomically
+from thinpipe.core.foreign import foreign_table, sanitize
 from thinpipe.core.run_folder import checkpoints_path, events_path, settings_path
 from thinpipe.data import Cursor
 from thinpipe.device.device_class import device_class
 from thinpipe.models import ModelConfig
 from thinpipe.optim.lr_schedule import lr_factor
+from thinpipe.training.attempts import MAX_CONSECUTIVE_SKIPS, Attempts
+from thinpipe.training.boundary_watch import BoundaryWatch
 from thinpipe.training.console import Display, open_display
 from thinpipe.training.data_loading import BatchLoader
-from thinpipe.training.engine import Engine, StepOutcome
+from thinpipe.training.engine import Engine
 from thinpipe.training.faults import Fault, PoisonedError
 from thinpipe.training.graceful_shutdown import StopRequest
 from thinpipe.training.run_environment import RunEnvironment
+from thinpipe.training.step_outcome import StepOutcome
 
 _LOG = logging.getLogger(__name__)
-MAX_CONSECUTIVE_SKIPS = 3
-"""Number of skipped steps in a row after which training stops with reason "not_finite"."""
 _UNLISTED_ON_RESUME = ("job.", "data.", "metrics.", "checkpoint.")
 """Prefixes of settings that change no computed number, so that the `Started` event of a resumed run does not list them.
 A hub chooses checkpoint.interval anew for every generation."""
@@ -71,9 +73,11 @@ class Trainer:
             origin = find_checkpoint(config.model.initial, layers=())
         self.model_config = self._model_config(origin)
         self.engine = Engine(config, self.model_config, group, self.collectives)
+        self.boundary_watch = BoundaryWatch(
+            self.engine.process_of_segment, self.run_environment.name_of, basis_interval=config.basis.interval
+        )
         self.finished_steps, self.cursor, self.saved_step = 0, Cursor(), -1
-        self._skips = 0
-        """Number of consecutive skipped steps up to now."""
+        self._attempts = Attempts()
         self.stop = StopRequest()
         """SIGTERM or SIGINT to this process during `train`."""
 
@@ -87,7 +91,7 @@ class Trainer:
         """
         mine = tomllib.loads(dump_toml(_without_local(self.config)))
         announced = self.collectives.broadcast_bytes(dump_toml(_without_local(self.config)).encode())
-        changed = differences(tomllib.loads(announced.decode()), mine)
+        changed = differences(foreign_table(announced), mine)
         if changed:
             listed = "; ".join(f"{setting} {change}" for setting, change in changed.items())
             raise UserError(
@@ -151,8 +155,7 @@ class Trainer:
                 with self.run_environment.step():
                     event, asked_to_stop = self._step()
                 self._tell(event)
-                self._skips = self._skips + 1 if isinstance(event, Skipped) else 0
-                if self._skips == MAX_CONSECUTIVE_SKIPS:
+                if self._attempts.skips == MAX_CONSECUTIVE_SKIPS:
                     reason = "not_finite"
                     break
                 self._after_step()
@@ -179,6 +182,8 @@ class Trainer:
         self.finished_steps += 1
         if outcome.fault is not None:
             return self._skipped(outcome, outcome.fault), outcome.stop
+        for alarm in self.boundary_watch.observe(self.finished_steps, outcome.boundary_figures):
+            self._tell(alarm)
         seconds = time.monotonic() - started
         tokens = self.config.training.global_batch_size * self.config.training.seq_len
         step = Step(
@@ -196,24 +201,17 @@ class Trainer:
         return step, outcome.stop
 
     def _compute(self, lr: float) -> StepOutcome:
-        """Computes a step, and retries it after a fault until the same process is at fault for the second time.
-
-        A faulty step changes no state, so a retry is exact. On the second fault of one process: raises PoisonedError if
-        its values crossed a boundary and the run environment can have the process removed; otherwise returns the
-        faulty outcome, and the step is skipped. No process is accused right after a skipped step: the weights have not
-        changed since, and diverged weights produce bad values in every process.
-        """
-        ids_BW, number, suspects = self.batch_loader.batch(self.cursor), self.finished_steps + 1, set[int]()
+        """Computes a step, again after a fault, as `Attempts` judges. Raises PoisonedError if a process is accused;
+        returns a faulty outcome if the step is skipped."""
+        ids_BW, number = self.batch_loader.batch(self.cursor), self.finished_steps + 1
         while True:
             outcome = self.engine.step(self.finished_steps, ids_BW, lr, asked_to_stop=self._asked_to_stop)
             fault = outcome.fault
-            if fault is None:
+            verdict = self._attempts.judge(fault, may_accuse=self.run_environment.may_accuse(number))
+            if fault is None or verdict == "skip":
                 return outcome
-            if fault.sender in suspects:
-                if fault.boundary is not None and not self._skips and self.run_environment.may_accuse(number):
-                    raise PoisonedError(number, fault)
-                return outcome
-            suspects.add(fault.sender)
+            if verdict == "accuse":
+                raise PoisonedError(number, fault)
             self._tell(
                 Retried(
                     step=number,
@@ -310,7 +308,9 @@ class Trainer:
 
     def _gather_texts(self, text: str) -> list[str]:
         """A short text of every process. Collective call."""
-        return [found.decode(errors="replace")[:200] for found in self.collectives.all_gather_bytes(text.encode())]
+        return [
+            sanitize(found.decode(errors="replace"), 200) for found in self.collectives.all_gather_bytes(text.encode())
+        ]
 
     def _changes_since(self, checkpoint: Checkpoint) -> list[str]:
         """Settings that differ from those of the checkpoint, without `_UNLISTED_ON_RESUME`.

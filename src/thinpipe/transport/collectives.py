@@ -35,6 +35,10 @@ class Collectives(Protocol):
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]: ...
 
+    def all_reduce_step(self, numbers: Sequence[float]) -> list[float]:
+        """Like `all_reduce_sum`, for the vector of a step, which whoever makes the sum may read."""
+        ...
+
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Overwrites `tensor`, of the same shape in all processes, with that of rank `source`."""
         ...
@@ -58,6 +62,9 @@ class LocalCollectives:
 
     all_reduce_max = all_reduce_sum
 
+    def all_reduce_step(self, numbers: Sequence[float]) -> list[float]:
+        return self.all_reduce_sum(numbers)
+
     def broadcast(self, tensor: Tensor, source: int) -> None:
         pass
 
@@ -79,6 +86,9 @@ class StarCollectives:
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         return self._all_reduce("max", numbers)
+
+    def all_reduce_step(self, numbers: Sequence[float]) -> list[float]:
+        return self.all_reduce_sum(numbers)
 
     def _all_reduce(self, op: Literal["sum", "max"], numbers: Sequence[float]) -> list[float]:
         reduced: list[float] = _all_reduce(self.group, op, torch.tensor(numbers, dtype=torch.float64)).tolist()

@@ -71,13 +71,16 @@ class Adversary(Stranger):
 
     def next(self, seconds=PATIENCE, **fields):
         """What the hub wants this peer to do next."""
-        request = NextRequest(
-            **{"incarnation": self.incarnation, "numerics": numerics(), "left_generation": self.generation} | fields
-        )
-        answer = msgspec.msgpack.decode(self.ask("next", request, seconds), type=Answer)
+        answer = msgspec.msgpack.decode(self.ask("next", self.request(**fields), seconds), type=Answer)
         if isinstance(answer, Assignment):
             self.generation = answer.generation
         return answer
+
+    def request(self, **fields):
+        """Asks what to do next, and reports something."""
+        return NextRequest(
+            **{"incarnation": self.incarnation, "numerics": numerics(), "left_generation": self.generation} | fields
+        )
 
     def until_assigned(self, **figures):
         """Waits for a part of a generation, as a peer whose machine has these figures."""

@@ -41,3 +41,19 @@ def join(programs, tmp_path):
         return programs(name, "join", invite, "--folder", tmp_path / name, "--name", name)
 
     return start
+
+
+@pytest.fixture
+def join_dishonestly(programs, tmp_path):
+    """`thinpipe join` of a peer that lies. `lie`: a function of this folder's tests, without arguments, that replaces
+    functions of thinpipe (see `dishonest.replace`); `environment`: what it reads to know more."""
+
+    def start(invite, name, lie, **environment):
+        return programs(
+            name,
+            *(f"{lie.__module__}:{lie.__name__}", "join", invite, "--folder", tmp_path / name, "--name", name),
+            module="tests.swarm.hostile.dishonest",
+            environment=environment,
+        )
+
+    return start

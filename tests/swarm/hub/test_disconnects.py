@@ -16,7 +16,10 @@ def test_who_has_no_connection_left_is_told_at_once_and_nobody_else(tmp_path):
             gone.append(name)
             news.set()
 
-        async with AsyncExitStack() as stack, Disconnects(running.broker, heard):
+        disconnects = Disconnects(running.broker, heard)
+        await disconnects.open()
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(disconnects.close)
             await stack.enter_async_context(dialled(running.broker, "p1", running.seeds["p1"]))
             async with dialled(running.broker, "p0", running.seeds["p0"]):
                 async with dialled(running.broker, "p0", running.seeds["p0"]):

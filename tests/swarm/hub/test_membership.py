@@ -9,7 +9,7 @@ from thinpipe.core.numerics import numerics
 from thinpipe.planning.partition import Partition, SegmentNeeds, Traffic, make_partition
 from thinpipe.swarm.hub.membership import Generation, GenerationEnd, Membership
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
-from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Accusation, Measure, NextRequest
+from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Measure, NextRequest
 
 PROCESSOR = ProcessorReport(device="cpu", threads=1, flops=1e9, memory_nbytes=1 << 30)
 REPORT = MachineReport(processor=PROCESSOR, up_bps=5.0, down_bps=5.0, latency_s=0.1, versions={})
@@ -103,35 +103,57 @@ def test_a_generation_is_over_when_one_of_its_peers_is_gone_asks_again_or_was_st
         assert membership.current is None or membership.current.number == 2
 
 
-@pytest.mark.parametrize(
-    ("fields", "cause", "peer"),
-    [
-        ({"stop_reason": "finished"}, "finished", ""),
-        ({"stop_reason": "not_finite"}, "not_finite", ""),
-        ({"stop_reason": "not_saved"}, "not_saved", ""),
-        ({"stop_reason": "signal"}, "left", "b"),
-        ({"error": "its memory is full"}, "failed", "a"),
-        ({"error": "bad", "accusation": Accusation(name="b", step=3, what="bad")}, "accused", "b"),
-        ({"accusation": Accusation(name="c", step=3, what="bad")}, "failed", "a"),
-        ({"error": "c is bad", "accusation": Accusation(name="c", step=3, what="bad")}, "failed", "a"),
-    ],
-)
-def test_the_end_of_a_generation_names_the_peer_that_caused_it(fields, cause, peer):
-    membership = make_membership(2)
+def test_whoever_asks_first_ends_the_generation_and_the_judge_says_why():
+    asked = []
+
+    def judge(*asked_of):
+        asked.append(asked_of)
+        return GenerationEnd("failed", "a failed", "a")
+
+    membership = make_membership(2, judge=judge)
     ask(membership, "a")
     ask(membership, "b")
     membership.on_leave_announced("b")
-    end, _ = ask(membership, "a", left_generation=1, **fields)
-    assert (end.cause, end.peer) == (cause, peer)
-    assert peer in end.reason
+    end, _ = ask(membership, "a", left_generation=1, error="its memory is full")
+    assert end == GenerationEnd("failed", "a failed", "a")
+    ask(membership, "b", left_generation=1)
+    ((name, request, leaving),) = asked
+    assert (name, request.error, leaving) == ("a", "its memory is full", ["b"])
 
 
-def test_a_departure_that_was_not_announced_is_laid_at_nobodys_door():
-    membership = make_membership(2)
-    ask(membership, "a")
-    ask(membership, "b")
-    end, _ = ask(membership, "a", left_generation=1, stop_reason="signal")
-    assert (end.cause, end.peer) == ("left", "")
+def test_a_suspended_peer_waits_and_is_not_waited_for():
+    membership = make_membership(3)
+    for name in ("a", "b", "c"):
+        ask(membership, name)
+    membership.suspensions.suspend("b", "it was bad", 0.0)
+    membership.end()
+    for name in ("a", "b"):
+        ask(membership, name, left_generation=1)
+    assert ask(membership, "c", left_generation=1)[1].names == ["a", "c"]
+    assert "b is suspended for a while: it was bad" in membership.wait_reason("b")
+    assert membership.on_commit() is None
+    membership.suspensions.expire(300.0)
+    assert membership.on_commit() == GenerationEnd("rebalance", "b can take part now")
+
+
+def test_suspensions_are_lifted_if_the_model_does_not_fit_without():
+    def needs_two(machines, up, down):
+        if len(machines) < 2:
+            raise UserError("too small")
+        return partition_all(machines, up, down)
+
+    membership = make_membership(3, needs_two)
+    for name in ("a", "b", "c"):
+        ask(membership, name)
+    for name in ("c", "b"):
+        membership.suspensions.suspend(name, "it was bad", 0.0)
+    membership.suspensions.until["b"] += 1.0
+    membership.end()
+    for name in ("a", "b", "c"):
+        ask(membership, name, left_generation=1)
+    assert sorted(membership.current.names) == ["a", "c"], "first whose time is over first"
+    assert membership.suspensions.pop_ended() == [("c", "the run cannot do without it")]
+    assert "b" in membership.suspensions
 
 
 def test_the_next_generation_begins_when_all_have_come_out_of_the_last():

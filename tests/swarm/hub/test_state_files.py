@@ -14,7 +14,7 @@ def test_numbers_and_rates_are_read_back(tmp_path):
     assert (generation.read(), link.read()) == (7, (1e6, 2e6))
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff\xff", b"seven"])
+@pytest.mark.parametrize("damage", [b"", b"\xff\xff", b"seven", b"-5", b"1e3", b"4294967296", b"7\n8", b"9" * 5000])
 def test_a_damaged_file_is_no_traceback(tmp_path, damage):
     for name in ("generation", "link.json"):
         (tmp_path / name).write_bytes(damage)

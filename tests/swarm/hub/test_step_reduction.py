@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinpipe.swarm.hub.services.reduction import MAX_VALUES, ReductionError, StepReduction
+from thinpipe.swarm.hub.services.reduction import ReductionError, StepReduction
+from thinpipe.swarm.protocol.reduction import MAX_VALUES
 
 NAMES = ("a", "b", "c")
 

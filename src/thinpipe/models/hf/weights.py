@@ -88,6 +88,11 @@ class StoredTensors:
         else:
             raise UserError(f"{folder} has neither {SINGLE_FILE} nor {INDEX}: download the weights as well")
 
+    @property
+    def names(self) -> list[str]:
+        """Stored names of all tensors."""
+        return list(self._file_of)
+
     def __contains__(self, name: str) -> bool:
         return self._key(name) in self._file_of
 

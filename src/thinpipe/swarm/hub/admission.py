@@ -8,22 +8,21 @@ again. Before joining, an invite's holder may probe its link, which does not use
 import asyncio
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from thinpipe.core.errors import UserError
+from thinpipe.core.foreign import ProtocolError, decode_foreign, sanitize
 from thinpipe.core.numerics import Numerics, numerics_mismatch
 from thinpipe.swarm.broker.broker import Broker, BrokerError
-from thinpipe.swarm.protocol.decoding import decode_or_none, sanitize
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.keys import KeyPair, is_public_key
 from thinpipe.swarm.protocol.messages import JoinAnswer, JoinRequest
 from thinpipe.swarm.protocol.names import check_name
 from thinpipe.swarm.protocol.probe import probe_service
-
-_REQUESTS = msgspec.msgpack.Decoder(JoinRequest)
 
 
 class Admission:
@@ -55,13 +54,16 @@ class Admission:
 
     async def _on_message(self, message: Msg) -> None:
         """Handles a join request, its confirmation or a bandwidth probe."""
-        invite, request = message.subject.split(".")[1], decode_or_none(_REQUESTS, message.data)
+        invite = message.subject.split(".")[1]
         if not message.reply.startswith(f"_INBOX.{invite}.") or invite not in self._broker.invites:
             return
-        if request is None:
-            if (probe_reply := await probe_service(invite, message.data)) is not None:
-                await self._client.publish(message.reply, probe_reply)
-        elif request.confirmed and request == self._offers.get(invite):
+        try:
+            request = decode_foreign(message.data, JoinRequest)
+        except ProtocolError:
+            with suppress(ProtocolError):
+                await self._client.publish(message.reply, await probe_service(invite, message.data))
+            return
+        if request.confirmed and request == self._offers.get(invite):
             await self._admit(invite, request)
         else:
             await self._client.publish(message.reply, msgspec.msgpack.encode(self._offer(invite, request)))

@@ -51,7 +51,12 @@ def host(config: HubConfig, console: Console, begin: Begin) -> int:
         log_to_file(broker.folder / "hub.log"),
         open_display(config) as display,
         contextlib.closing(
-            TrainingHost(config.as_run(), display, use_all_peers=hub_settings.use_all_peers)
+            TrainingHost(
+                config.as_run(),
+                display,
+                use_all_peers=hub_settings.use_all_peers,
+                audit_share=hub_settings.audit_share,
+            )
         ) as run_host,
     ):
         settings = HubOptions(

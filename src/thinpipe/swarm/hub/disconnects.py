@@ -9,14 +9,16 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Self
+from contextlib import suppress
 
 import msgspec
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from thinpipe.core.bounds import Count, Text
+from thinpipe.core.foreign import ProtocolError, decode_foreign
 from thinpipe.swarm.broker.broker import Broker
-from thinpipe.swarm.protocol.decoding import decode_or_none
 from thinpipe.transport.nats.client import connect
 
 _DISCONNECT_SUBJECT, _CONNZ_SUBJECT = "$SYS.ACCOUNT.APP.DISCONNECT", "$SYS.REQ.ACCOUNT.APP.CONNZ"
@@ -26,52 +28,51 @@ _REQUEST_TIMEOUT_SECONDS = 5
 
 
 class _Client(msgspec.Struct):
-    user: str = ""
+    user: Text = ""
     """Public key of the client."""
 
 
-class _DisconnectEvent(msgspec.Struct):
+class DisconnectEvent(msgspec.Struct):
     """Disconnect event of nats-server; other fields are ignored."""
 
     client: _Client
 
 
 class _ConnectionCount(msgspec.Struct):
-    num_connections: int
+    num_connections: Count
     """Number of connections of the user in the request (`total` counts all users)."""
 
 
-class _Connections(msgspec.Struct):
+class Connections(msgspec.Struct):
     """Reply of nats-server to a CONNZ request; other fields are ignored."""
 
     data: _ConnectionCount
 
 
-_DISCONNECT_DECODER, _CONNECTIONS_DECODER = msgspec.json.Decoder(_DisconnectEvent), msgspec.json.Decoder(_Connections)
-
-
 class Disconnects:
-    """Async context manager. Calls `on_disconnect` with the name of a peer whose last connection has closed."""
+    """Calls `on_disconnect` with the name of a peer whose last connection has closed, from `open` to `close`. May be
+    opened again, on a new connection to the broker."""
 
     def __init__(self, broker: Broker, on_disconnect: Callable[[str], Awaitable[None]]) -> None:
         self._broker, self._on_disconnect = broker, on_disconnect
         self._checks: set[asyncio.Task[None]] = set()
+        self._client: Client | None = None
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
         broker = self._broker
         self._client = await connect(
-            broker.url, broker.fingerprint, broker.admin_seed, inbox="_INBOX.disconnects", on_down=lambda _error: None
+            broker.url, broker.fingerprint, broker.admin_seed, inbox="_INBOX.disconnects", on_down=_on_error
         )
         await self._client.subscribe(_DISCONNECT_SUBJECT, cb=self._on_message)
         await self._client.flush(timeout=_REQUEST_TIMEOUT_SECONDS)
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def close(self) -> None:
         for task in self._checks:
             task.cancel()
         await asyncio.gather(*self._checks, return_exceptions=True)
-        if self._client.is_connected:
-            await self._client.close()
+        if self._client is not None and self._client.is_connected:
+            with suppress(NatsError, OSError, TimeoutError):
+                await asyncio.wait_for(self._client.close(), _REQUEST_TIMEOUT_SECONDS)
 
     async def _on_message(self, message: Msg) -> None:
         """Checks in a separate task: the client cannot be closed cleanly from within its own callback."""
@@ -81,8 +82,11 @@ class Disconnects:
 
     async def _check(self, message: Msg) -> None:
         """Calls `on_disconnect` if the client was a peer and has no other connection."""
-        event = decode_or_none(_DISCONNECT_DECODER, message.data)
-        key = "" if event is None else event.client.user
+        try:
+            key = decode_foreign(message.data, DisconnectEvent, form="json").client.user
+        except ProtocolError as error:
+            _LOG.warning("nats-server reported a disconnect that cannot be read: %s", error)
+            return
         name = next((name for name, known in self._broker.peers.items() if known == key), None)
         if name is not None and await self._has_no_connections(key):
             await self._on_disconnect(name)
@@ -90,13 +94,17 @@ class Disconnects:
     async def _has_no_connections(self, key: str) -> bool:
         """True if the server has no connection with this key. A peer has several connections, and a reconnecting peer
         opens new ones before the old ones are found dead."""
+        assert self._client is not None
         question = json.dumps({"auth": True, "user": key}).encode()
         try:
             answer = await self._client.request(_CONNZ_SUBJECT, question, timeout=_REQUEST_TIMEOUT_SECONDS)
-        except NatsError as error:
+            return decode_foreign(answer.data, Connections, form="json").data.num_connections == 0
+        except (NatsError, ProtocolError) as error:
             _LOG.warning(
                 "nats-server did not say whether a peer is connected, relying on heartbeat timeouts: %s", error
             )
             return False
-        found = decode_or_none(_CONNECTIONS_DECODER, answer.data)
-        return found is not None and found.data.num_connections == 0
+
+
+def _on_error(error: Exception) -> None:
+    _LOG.warning("the hub's connection to the server's system account: %s", error)

@@ -3,30 +3,33 @@
 Checks that values are well-formed and plausible; whether a reported loss is true cannot be checked here.
 """
 
-import math
 import time
 
 import msgspec
 
 from thinpipe.core.events import Step, TrainingEvent
-from thinpipe.swarm.protocol.decoding import decode_or_none
+from thinpipe.core.foreign import ProtocolError, decode_foreign
 
-_MAX_NBYTES = 256 << 10
-_MAX_LOSS, _MAX_STEP = 1e6, 1 << 53
-_EVENTS: msgspec.json.Decoder[TrainingEvent] = msgspec.json.Decoder(TrainingEvent)
+_MAX_LOSS = 1e6
+_SECONDS = 1e-6, 1e6
+"""Shortest and longest step that is believed, in seconds."""
 
 
-def validated_event(data: bytes) -> TrainingEvent | None:
-    """The decoded event with the hub's time; None if it is invalid. The peer's clock is not trusted."""
-    if len(data) > _MAX_NBYTES or b"\\u00" in data:  # JSON escapes of terminal control characters
-        return None
-    event = decode_or_none(_EVENTS, data)
-    if event is None or not 0 <= event.step <= _MAX_STEP or (isinstance(event, Step) and not _is_plausible(event)):
-        return None
+def validated_event(data: bytes) -> TrainingEvent:
+    """The decoded event with the hub's time: the peer's clock is not trusted. Raises ProtocolError if it is invalid."""
+    event: TrainingEvent = decode_foreign(data, TrainingEvent, form="json")
+    if isinstance(event, Step) and not _is_plausible(event):
+        raise ProtocolError("a step that cannot be")
     return msgspec.structs.replace(event, time_s=time.time())
 
 
 def _is_plausible(step: Step) -> bool:
-    """True if all counts are positive and finite and the loss is in range."""
-    counted = (step.step, step.tokens, step.seconds, step.tokens_per_second)  # reports divide by these
-    return all(0 < number < math.inf for number in counted) and abs(step.loss) <= _MAX_LOSS
+    """True if nothing that reports divide by is 0 or nearly 0, and the loss is in range."""
+    shortest, longest = _SECONDS
+    return (
+        step.step > 0
+        and step.tokens > 0
+        and shortest <= step.seconds <= longest
+        and step.tokens_per_second >= 1 / longest
+        and abs(step.loss) <= _MAX_LOSS
+    )

@@ -6,8 +6,9 @@ publishes messages. Everything runs on the hub's event loop.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -18,42 +19,42 @@ from thinpipe.core.event_text import format_event
 from thinpipe.core.events import (
     RUN_ENDING_CAUSES,
     GenerationEnded,
-    GenerationStarted,
     HubEvent,
-    PeerAssignment,
     PeerJoined,
     PeerLeft,
 )
-from thinpipe.swarm.hub.accusations import Accusations
-from thinpipe.swarm.hub.liveness import Heartbeats, PendingRequests
-from thinpipe.swarm.hub.membership import Generation, GenerationEnd, Membership
+from thinpipe.core.foreign import sanitize
+from thinpipe.swarm.hub.assignments import forecast, make_assignment, start_event
+from thinpipe.swarm.hub.conduct import Conduct
+from thinpipe.swarm.hub.membership import GenerationEnd, Membership
 from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.repair import Repair
-from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart, RunHost
+from thinpipe.swarm.hub.run_host import GenerationStart, RunHost
 from thinpipe.swarm.hub.services.reduction import ReductionService
 from thinpipe.swarm.hub.services.store import StoreService
-from thinpipe.swarm.hub.stalls import StallDetector
 from thinpipe.swarm.hub.state_files import GenerationFile, LinkFile
-from thinpipe.swarm.protocol.decoding import sanitize
+from thinpipe.swarm.hub.suspects import Ruling
+from thinpipe.swarm.hub.watch import Watch
 from thinpipe.swarm.protocol.messages import (
     MAX_UPLOAD_SECONDS,
-    Accusation,
     Answer,
-    Assignment,
     Finished,
     Measure,
     NextRequest,
     RestoreFiles,
     Standby,
 )
-from thinpipe.transport.nats.activity import Heartbeat
+from thinpipe.transport.nats.broadcasts import GENERATION_OVER, LOST, GenerationOver, PeerLost
 from thinpipe.transport.nats.store_messages import StoreReply
 
 LONG_POLL_SECONDS = 10.0
 """Seconds after which a peer's `NextRequest` is answered with `Standby` if there is nothing else to do."""
 CHECK_INTERVAL_SECONDS = 0.2
 """Seconds between two checks for lost peers, commits and changes of membership."""
+_RESTART_SECONDS = 1.0
+"""Seconds between two attempts to begin a generation, if the first failed."""
 
+_LOG = logging.getLogger(__name__)
 _NOT_FOUND = msgspec.msgpack.encode(StoreReply(found=False))
 
 Publish = Callable[[str, bytes], Awaitable[None]]
@@ -80,6 +81,7 @@ class Generations:
     ) -> None:
         self.run_host, self.settings, self.members = run_host, settings, members
         self._generation_file, self._link_file = state_files
+        self.conduct = Conduct(members)
         self.membership = Membership(
             wanted=settings.peers,
             partitioner=run_host.make_partition,
@@ -87,16 +89,12 @@ class Generations:
             patience_seconds=settings.patience_seconds,
             exactness=run_host.exactness,
             exact=settings.exact,
+            suspensions=self.conduct.suspensions,
+            judge=self._judge,
             last_generation=self._generation_file.read(),
         )
-        self.heartbeats = Heartbeats(settings.heartbeat_timeout_seconds)
-        self.stall_detector = StallDetector(
-            factor=settings.stall_factor,
-            floor_seconds=settings.stall_floor_seconds,
-            startup_seconds=settings.startup_seconds,
-        )
-        self.pending_requests = PendingRequests(settings.request_timeout_seconds)
-        self.reductions, self.store, self.accusations = ReductionService(), StoreService(), Accusations()
+        self.watch = Watch(settings)
+        self.reductions, self.store = ReductionService(), StoreService()
         self.repair = Repair(run_host, settings.patience_seconds, self.record, print_line)
         self.stop_requested, self.stop_reason = False, ""
         """`stop_requested`: no further generation begins. `stop_reason`: why the hub stops, set once no peer is
@@ -108,6 +106,8 @@ class Generations:
         self._committed = run_host.committed
         self._last_end: GenerationEnd | None = None
         """Why the last generation ended; None while a generation runs."""
+        self._trouble, self._next_start_at = "", 0.0
+        """Why the last start of a generation failed, and the time before which none is tried."""
         self._announced: dict[str, str] = {}
         """Last text printed by `print_once`, by topic."""
         self.expelling: set[str] = set()
@@ -130,26 +130,22 @@ class Generations:
         waiting for peers that will not come."""
         return await self.store(peer, data) if self.is_active(peer) else _NOT_FOUND
 
-    def on_heartbeat(self, peer: str, heartbeat: Heartbeat) -> None:
-        self.heartbeats.on_heartbeat(peer, time.monotonic())
-        self.stall_detector.on_heartbeat(peer, heartbeat)
-
     def extend_deadlines(self, seconds: float) -> None:
         """Extends all liveness deadlines by the seconds in which the hub did not process messages (suspended or
         busy)."""
-        self.heartbeats.extend_deadlines(seconds)
-        self.stall_detector.extend_deadlines(seconds)
-        self.pending_requests.extend_deadlines(seconds)
+        self.watch.extend_deadlines(seconds)
+        self.conduct.suspensions.extend(seconds)
 
-    async def on_next_request(self, peer: str, request: NextRequest) -> Accusation | None:
-        """Handles a peer's request for something to do and the report in it. Returns the accusation if a majority now
-        accuses a peer: that peer is out of membership, and the caller expels it."""
+    def _judge(self, name: str, request: NextRequest, leaving: Sequence[str]) -> GenerationEnd:
+        return self.conduct.end_by_request(name, request, leaving, time.monotonic(), stopping=self.stop_requested)
+
+    async def on_next_request(self, peer: str, request: NextRequest) -> Ruling | None:
+        """Handles a peer's request for something to do and the report in it. Returns the peer that is removed for its
+        conduct, if one is: it is out of membership, and the caller strikes off its key."""
         if peer not in self.membership.present:
             self.record(PeerJoined(step=self.run_host.committed, peer=peer))
-        self.heartbeats.on_heartbeat(peer, time.monotonic())
-        self.pending_requests.discard(peer)
+        self.watch.on_request(peer, time.monotonic())
         self.repair.uploaded[peer] = request.uploaded
-        accused = self._majority_accused(peer, request)
         incarnation = self.membership.incarnation_of(peer)
         over = self.membership.on_next_request(peer, request, time.monotonic())
         if incarnation not in (
@@ -159,23 +155,33 @@ class Generations:
             self.run_host.drop_peer(peer)
             self._record_departure(peer, "restarted", f"{peer} was restarted", over)
             self.record(PeerJoined(step=self.run_host.committed, peer=peer))
-        if accused is not None:  # before any await: the next generation may begin meanwhile
-            self.expelling.add(accused.name)
-            what = f"bad values twice in step {accused.step}: {sanitize(accused.what)}"
-            why = "accused", f"{accused.name} was removed by the other peers ({what})"
-            over = self.membership.drop_peer(accused.name, *why) or over
-            self._record_departure(accused.name, *why, over)
+            self.conduct.on_departure(over, time.monotonic())
+        if not self.stop_requested:
+            self.conduct.on_return(peer, request, time.monotonic())
+        expulsion = self._carry_out_rulings(over)  # before any await: the next generation may begin meanwhile
         if over is not None:
             await self._finish_generation(over)
-        return accused
+        return expulsion
 
-    def _majority_accused(self, peer: str, request: NextRequest) -> Accusation | None:
-        """The accusation in this request, if it makes a majority."""
-        accused, generation = request.accusation, self.membership.latest
-        if accused is None or generation is None or request.left_generation != generation.number:
-            return None
-        known = accused.name in self.members()
-        return accused if known and self.accusations.add(peer, accused, generation.number, generation.names) else None
+    def _carry_out_rulings(self, over: GenerationEnd | None) -> Ruling | None:
+        """What follows from the conduct of peers in the generation that has ended because of `over`. Returns the peer
+        that is removed, if one is."""
+        expulsion = None
+        for ruling in self.conduct.pop_rulings():
+            if ruling.stop:
+                self.run_host.stop(ruling.stop)
+            if ruling.expelled:
+                expulsion, name = ruling, ruling.expelled
+                self.expelling.add(name)
+                reason = f"{name} was removed, because several peers found its values bad ({ruling.reason})"
+                self.membership.drop_peer(name, "accused", reason)
+                self._record_departure(name, "accused", reason, over)
+        self._record_suspensions()
+        return expulsion
+
+    def _record_suspensions(self) -> None:
+        for event in self.conduct.pop_events(self.run_host.committed):
+            self.record(event)
 
     async def answer(self, peer: str) -> Answer:
         """Long poll: waits up to `LONG_POLL_SECONDS` for something other than `Standby`, or for a newer checkpoint to
@@ -204,22 +210,23 @@ class Generations:
             missing = self._next_repair(peer)
             if missing:
                 return missing if isinstance(missing, RestoreFiles) else Standby(text=missing)
+        if self.membership.current is None and time.monotonic() < self._next_start_at:
+            return Standby(text=self._trouble)
         before = self.membership.last_generation
         over = self.stop_requested or bool(self.ended)  # the run may have ended during verification
-        found = None if over else self.membership.next_for(peer, time.monotonic())
-        if self.membership.last_generation != before:
-            try:
+        try:
+            found = None if over else self.membership.next_for(peer, time.monotonic())
+            if self.membership.last_generation != before:
                 await self._begin_generation()
-            except (OSError, UserError) as error:
+        except Exception as error:  # of whatever kind: the hub must be able to begin another one
+            if self.membership.last_generation != before:
                 self.membership.cancel_start()
-                reason = error.strerror or error if isinstance(error, OSError) else error
-                trouble = f"the hub cannot start a generation ({reason}): its owner has to fix this"
-                self.print_once("trouble", trouble)
-                return Standby(text=trouble)
+            return self._start_failed(peer, error)
         if isinstance(found, Measure):
             return found if found.concurrent else self.run_host.measure
         if found is not None:
-            return self._make_assignment(found)
+            plan, steps = self.run_host.commit_plan, self.conduct.suspects.diverged_steps
+            return make_assignment(found, self._generation_start, commit_plan=plan, diverged_steps=steps)
         if self.membership.problem:
             self.print_once("problem", self.membership.waits_for)
         return Standby(text=self.membership.wait_reason(peer))
@@ -236,81 +243,68 @@ class Generations:
             return self.run_host.describe_missing(present, absent) if self.run_host.missing else ""
         return self.repair.next_for(peer, time.monotonic(), present, absent)
 
+    def _start_failed(self, peer: str, error: Exception) -> Standby:
+        """Tells the owner why no generation could begin, and waits a little before the next attempt."""
+        if isinstance(error, OSError | UserError):
+            reason = error.strerror or error if isinstance(error, OSError) else error
+            trouble = f"the hub cannot start a generation ({reason}): its owner has to fix this"
+        else:
+            _LOG.error("no generation could begin when %s asked on hub.%s.next", peer, peer, exc_info=error)
+            trouble = (
+                f"the hub cannot start a generation, because of an error in it when {peer} asked ({error!r}): it tries "
+                "again; hub/hub.log says where, and `thinpipe status` what the peers report of their machines"
+            )
+        self._trouble, self._next_start_at = sanitize(trouble, 2000), time.monotonic() + _RESTART_SECONDS
+        self.print_once("trouble", self._trouble)
+        return Standby(text=self._trouble)
+
     async def _begin_generation(self) -> None:
-        """Stores the generation number, then starts the generation in run host, services and event log."""
+        """Begins a generation in files, run host, event log and services; all of it or, after an exception, nothing.
+        Its number is used up in either case."""
         generation = self.membership.current
         assert generation is not None
+        # What can fail comes first, and there is no await before the end: a peer that asks meanwhile would get the
+        # assignment of the previous generation, and a generation that ends would be logged before it starts.
         self._generation_file.write(generation.number)
         if self.settings.hub_bps is None and self.membership.hub_bps is not None:
             self._link_file.write(self.membership.hub_bps)
-        self.store.clear()
-        self._last_end = None
-        # No await before this: a peer asking meanwhile would get the previous `_generation_start`.
         try:
-            self._generation_start, self._committed = (
-                self.run_host.begin(generation, self._forecast(generation)),
-                self.run_host.committed,
-            )
-        except (OSError, UserError):
+            start = self.run_host.begin(generation, forecast(generation, self.membership))
+        except Exception:
             self.repair.verify_once_more()
             raise
-        self.stall_detector.begin(generation.number, generation.shares, time.monotonic())
-        self.record(  # before an await, in which the generation may end: its start is logged before its end
-            GenerationStarted(
-                generation=generation.number,
-                step=self._committed,
-                peers=self._peer_places(generation),
-                bottleneck=generation.partition.bottleneck,
-            )
+        committed = self.run_host.committed
+        event, record = (
+            start_event(generation, self.membership, committed),
+            self.conduct.begin(generation, start.step_layout, committed),
         )
-        await self.reductions.begin(generation.number, generation.names)
+        self.record(event)
+        self._generation_start, self._committed, self._last_end = start, committed, None
+        self.store.clear()
+        self.watch.stall_detector.begin(generation.number, generation.shares, time.monotonic())
+        self._record_suspensions()
+        await self.reductions.begin(generation.number, generation.names, record)
         await self.notify()
-
-    def _forecast(self, generation: Generation) -> GenerationForecast:
-        reports = [self.membership.report_of(name) for name in generation.names]
-        return GenerationForecast(
-            tokens_per_second=generation.partition.tokens_per_second,
-            up_bps=[report.up_bps for report in reports if report is not None],
-            hub_down_bps=self.membership.hub_rates[1],
-            latency_s=max(report.latency_s for report in reports if report is not None),
-        )
-
-    def _peer_places(self, generation: Generation) -> list[PeerAssignment]:
-        reports = [(name, segments, self.membership.report_of(name)) for name, segments in generation.partition.stages]
-        return [report.place(name, segments) for name, segments, report in reports if report is not None]
-
-    def _make_assignment(self, generation: Generation) -> Assignment:
-        generation_start = self._generation_start
-        return Assignment(
-            generation=generation.number,
-            names=generation.names,
-            shares=list(generation.shares.values()),
-            incarnations=dict(generation.incarnations),
-            settings=generation_start.settings,
-            manifest=generation_start.manifest,
-            dataset_info=generation_start.dataset_info,
-            tokenizer=generation_start.tokenizer,
-            text=f"slowest part: {generation.partition.bottleneck}; {self.run_host.commit_summary}",
-            upload_bytes_per_second=generation_start.upload_bytes_per_second,
-            removal_steps=self.accusations.steps,
-        )
 
     async def check_liveness(self, now: float) -> None:
         """Declares peers lost whose heartbeats stopped, that stall, or that miss another deadline; ends a deadlocked
         generation."""
-        for name, seconds in self.heartbeats.newly_timed_out(now):
-            await self.declare_lost(name, "no_heartbeat", f"no heartbeat for {seconds:.0f} s")
-        for stalled in self.stall_detector.stalled(now):
-            await self.declare_lost(stalled.name, "stalled", stalled.message)
-        for name, message in self.pending_requests.overdue(now):
-            await self.declare_lost(name, "unresponsive", message)
+        self.conduct.suspensions.expire(now)
+        self._record_suspensions()
+        offence = self.conduct.offence(now)
+        if offence is not None and self.membership.end():
+            self._carry_out_rulings(offence)
+            await self._finish_generation(offence)
+            await self.notify()
+        for lost in self.watch.lost(now):
+            await self.declare_lost(*lost)
         for name in self.membership.overdue(now):
             message = (
                 f"it sends heartbeats, but has not left generation {self.membership.last_generation} within "
                 f"{MAX_UPLOAD_SECONDS:.0f} s"
             )
             await self.declare_lost(name, "unresponsive", message)
-        stuck = self.stall_detector.deadlock_seconds()
+        stuck = self.watch.stall_detector.deadlock_seconds()
         if stuck is not None and self.membership.end():
             reason = f"all peers waited for each other for {stuck:.0f} s"
             await self._finish_generation(GenerationEnd("deadlock", reason))
@@ -319,7 +313,7 @@ class Generations:
     async def declare_lost(self, name: str, cause: str, how: str) -> None:
         """Announces to all peers that this peer is lost, and removes it. `how`: how that was noticed, in words."""
         if name in self.membership.present:
-            await self._publish("bcast.lost", name.encode())
+            await self._publish(f"bcast.{LOST}", msgspec.msgpack.encode(PeerLost(peer=name)))
             await self.remove(name, cause, f"{name} was lost ({how})")
 
     async def admit_standbys(self) -> None:
@@ -327,6 +321,8 @@ class Generations:
         work is lost then."""
         step, before = self.run_host.committed, self._committed
         self._committed = step
+        if step > before:
+            self.conduct.suspects.on_commit(step)
         if step == before or self.stop_requested or self.run_host.ended:
             return
         over = self.membership.on_commit()
@@ -340,10 +336,11 @@ class Generations:
         known = name in self.membership.present
         over = self.membership.drop_peer(name, cause, reason)
         self.run_host.drop_peer(name)
-        self.stall_detector.drop_peer(name)
-        self.pending_requests.discard(name)
+        self.watch.drop_peer(name)
+        self.conduct.on_departure(over, time.monotonic())
         if known:
             self._record_departure(name, cause, reason, over)
+        self._carry_out_rulings(over)
         if over is not None:
             await self._finish_generation(over)
         await self.notify()
@@ -376,10 +373,12 @@ class Generations:
                 reason=reason,
             )
         )
-        self.stall_detector.end()
+        self.watch.stall_detector.end()
         await self.reductions.end(reason)
         await self.store.wake_all_waiters()
-        await self._publish("bcast.generation_over", f"{number} {reason}".encode())
+        await self._publish(
+            f"bcast.{GENERATION_OVER}", msgspec.msgpack.encode(GenerationOver(generation=number, reason=reason))
+        )
 
     def record(self, event: HubEvent) -> None:
         """Writes an event to the log of the run and prints it for the hub's owner."""

@@ -7,25 +7,18 @@ while a generation runs; a generation with fewer peers than wanted ends at the n
 Pure state machine without I/O: time is passed in as `now`, in seconds of a monotonic clock.
 """
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.exactness import Exactness
 from thinpipe.planning.partition import Machine, Partition
+from thinpipe.swarm.hub.incarnations import Incarnations
 from thinpipe.swarm.hub.like_devices import like_machines, prefer_like
+from thinpipe.swarm.hub.suspensions import Suspensions
 from thinpipe.swarm.protocol.machine_report import MachineReport
 from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Measure, NextRequest
-
-_STOP_REASONS = {
-    "finished": "the last step is computed",
-    "not_finite": "three steps in a row were skipped because they were not finite",
-    "not_saved": "the last step could not be saved",
-}
-"""By reason with which training stops (`core.events.Stopped`): message for people."""
-_MAX_SUPERSEDED = 100
-"""Superseded incarnation ids remembered per peer."""
 
 Partitioner = Callable[[Sequence[Machine], float, float], Partition]
 """Partitions the model over machines, given the hub's uplink and downlink rates in bits per second. Raises UserError
@@ -59,6 +52,11 @@ class GenerationEnd:
     cause: str
     reason: str
     peer: str = ""
+
+
+Judge = Callable[[str, NextRequest, Sequence[str]], GenerationEnd]
+"""Why the generation ended, whose first peer that asks for something to do is this one. Also given the peers that have
+announced that they leave."""
 
 
 @dataclass
@@ -97,6 +95,9 @@ class Membership:
     """Classes of the devices that have computed each segment."""
     exact: bool = False
     """True: only devices of these classes may compute; see `HubOptions.exact`."""
+    suspensions: Suspensions = field(default_factory=Suspensions)
+    """Peers that do not compute for a while, unless the model does not fit without them."""
+    judge: Judge = lambda name, _request, _leaving: GenerationEnd("left", f"{name} asked what to do next", name)
     last_generation: int = 0
     """Number of the newest generation; 0: none yet."""
     current: Generation | None = None
@@ -104,14 +105,7 @@ class Membership:
     latest: Generation | None = None
     """The running generation or, between two generations, the one that ended last."""
     _peers: dict[str, _Peer] = field(default_factory=dict)
-    _incarnation_counts: dict[str, int] = field(default_factory=dict)
-    """Number of incarnations seen, by peer name."""
-    _last_incarnation: dict[str, str] = field(default_factory=dict)
-    """Newest incarnation id of each peer, also of absent peers: an absent process may come back unless a newer one was
-    started."""
-    _superseded: dict[str, deque[str]] = field(default_factory=dict)
-    """Older incarnation ids of each peer. Requests of such processes are ignored; otherwise two processes of one peer
-    would end each other's generations."""
+    _incarnations: Incarnations = field(default_factory=Incarnations)
     _measuring: str | None = None
     """Name of the peer that measures its machine now; only one peer does so at a time."""
     _waiting_since: float | None = None
@@ -152,9 +146,9 @@ class Membership:
         known = self._peers.get(name)
         over = None
         if known is None or known.incarnation != request.incarnation:
-            self._incarnation_counts[name] = self._incarnation_counts.get(name, 0) + 1
-            over = self._replaced(name, request.incarnation)
-            known = self._peers[name] = _Peer(request.incarnation, self._incarnation_counts[name], request.report)
+            number = self._incarnations.arrive(name, request.incarnation)
+            over = self.drop_peer(name, "restarted", f"{name} was restarted")
+            known = self._peers[name] = _Peer(request.incarnation, number, request.report)
         known.report = request.report or known.report  # a delayed request may predate the measurement
         if self._measuring == name and known.report is not None:
             self._measuring = None
@@ -163,7 +157,8 @@ class Membership:
             self._update_hub_rates()
         known.generation = max(known.generation, min(request.left_generation, self.last_generation))
         if self.current is not None and name in self.current.names and known.generation >= self.current.number:
-            over = over or self._end_by_request(name, request, self.current)
+            leaving = [other for other in self.current.names if other in self._peers and self._peers[other].leaving]
+            over = over or self.judge(name, request, leaving)
             self._end_generation()
         if self.current is None:  # it has left the last generation, or was not in it
             known.generation = self.last_generation
@@ -171,40 +166,13 @@ class Membership:
             self._waiting_since = now
         return over
 
-    def _end_by_request(self, name: str, request: NextRequest, generation: Generation) -> GenerationEnd:
-        """Why the generation ended, according to its first peer that asks for something to do."""
-        accusation = request.accusation
-        if accusation is not None and accusation.name in generation.names:
-            accused, step = accusation.name, accusation.step
-            return GenerationEnd(
-                "accused", f"{name} reports that {accused} sent bad values twice in step {step}", accused
-            )
-        if request.error or accusation is not None:
-            error = request.error or "it accuses a peer that does not take part in the generation"
-            return GenerationEnd("failed", f"{name} stopped ({error})", name)
-        if request.stop_reason in _STOP_REASONS:
-            return GenerationEnd(request.stop_reason, _STOP_REASONS[request.stop_reason])
-        leaving = [other for other in generation.names if other in self._peers and self._peers[other].leaving]
-        if leaving:
-            return GenerationEnd("left", f"{' and '.join(leaving)} left", leaving[0])
-        return GenerationEnd("left", "a peer left")  # its announcement was lost, or went to an earlier start of the hub
-
     def is_superseded(self, name: str, incarnation: str) -> bool:
         """True if a newer process of this peer has been started."""
-        return incarnation in self._superseded.get(name, ())
+        return self._incarnations.is_superseded(name, incarnation)
 
     def is_current_incarnation(self, name: str, incarnation: str) -> bool:
         """True if the peer is present with this incarnation id."""
         return name in self._peers and self._peers[name].incarnation == incarnation
-
-    def _replaced(self, name: str, incarnation: str) -> GenerationEnd | None:
-        """Drops the peer's previous process, if any, in favour of this incarnation. Returns why the generation ended,
-        if that ends it."""
-        last = self._last_incarnation.get(name, incarnation)
-        if last != incarnation:
-            self._superseded.setdefault(name, deque(maxlen=_MAX_SUPERSEDED)).append(last)
-        self._last_incarnation[name] = incarnation
-        return self.drop_peer(name, "restarted", f"{name} was restarted")
 
     def drop_peer(self, name: str, cause: str, reason: str = "") -> GenerationEnd | None:
         """Removes a peer that was lost, was kicked or has left. Returns why the current generation ended, if that ends
@@ -246,7 +214,11 @@ class Membership:
     @property
     def _machines(self) -> list[Machine]:
         """Machines of all measured peers that may compute."""
-        machines = [peer.report.machine(name) for name, peer in self._peers.items() if peer.report is not None]
+        return self._machines_of([name for name in self._peers if name not in self.suspensions])
+
+    def _machines_of(self, names: Iterable[str]) -> list[Machine]:
+        reports = [(name, self._peers[name].report) for name in names]
+        machines = [report.machine(name) for name, report in reports if report is not None]
         return like_machines(machines, self.exactness) if self.exact else machines
 
     def _make_partition(self, machines: Sequence[Machine]) -> Partition:
@@ -316,7 +288,8 @@ class Membership:
             return False
         if self.last_generation == 0:
             return measured >= self.wanted and all(peer.report is not None for peer in self._peers.values())
-        computed = self.wanted if self.latest is None else len(self.latest.names)
+        before = [] if self.latest is None else [name for name in self.latest.names if name not in self.suspensions]
+        computed = self.wanted if self.latest is None else len(before)
         return measured >= min(self.wanted, computed) or waited >= self.patience_seconds
 
     @property
@@ -340,14 +313,14 @@ class Membership:
 
     def _begin(self) -> Generation | None:
         """Partitions the model and begins a generation; None if the model does not fit on the measured machines."""
-        machines = self._machines
-        if not machines or self._infeasible_for == (machines, self.hub_rates):
+        everybody = self._machines_of(self._peers)
+        if not everybody or self._infeasible_for == (everybody, self.hub_rates):
             return None
         try:
-            partition = self._make_partition(machines)
+            partition = self._partition_without_suspended()
         except UserError as error:
             exact = "; hub.exact keeps segments on the class of device that computed them" if self.exact else ""
-            self.problem, self._infeasible_for = f"{error}{exact}", (machines, self.hub_rates)
+            self.problem, self._infeasible_for = f"{error}{exact}", (everybody, self.hub_rates)
             return None
         self.problem, self._infeasible_for = "", None
         self.last_generation += 1
@@ -355,6 +328,25 @@ class Membership:
         self._previous = self.latest
         self.current = self.latest = Generation(self.last_generation, partition, incarnations)
         return self.current
+
+    def _partition_without_suspended(self) -> Partition:
+        """Partitions the model over peers that are not suspended. If it does not fit, lifts suspensions until it does,
+        first of those whose time is over first; none if it does not fit on all machines."""
+        suspended = sorted(self.suspensions.until, key=self.suspensions.until.__getitem__)
+        needed = [name for name in suspended if name in self._peers]
+        free = [name for name in self._peers if name not in self.suspensions]
+        for count in range(len(needed)):
+            machines = self._machines_of([*free, *needed[:count]])
+            with suppress(UserError):
+                partition = self._make_partition(machines) if machines else None
+                if partition is not None:
+                    needed = needed[:count]
+                    break
+        else:
+            partition = self._make_partition(self._machines_of(self._peers))
+        for name in needed:
+            self.suspensions.lift(name, "the run cannot do without it")
+        return partition
 
     @property
     def hub_rates(self) -> tuple[float, float]:
@@ -390,6 +382,8 @@ class Membership:
             return self.waits_for
         if self.exact and name in self._unlike_peers:
             return f"{name} waits: hub.exact is set, and {self._unlike_reason(name)}"
+        if name in self.suspensions:
+            return f"{name} is suspended for a while: {self.suspensions.reasons[name]}"
         if self.current is not None:
             fewer = ", or after the next commit" if len(self.current.names) < self.wanted else ""
             return f"{name} is a standby: it replaces the next peer that leaves or is lost{fewer}"

@@ -1,9 +1,11 @@
 """Options of a hub that are independent of the model: name of the run, URL of the broker, number of peers,
 link rates of the hub and deadlines."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from thinpipe.swarm.hub.liveness import HEARTBEAT_TIMEOUT_SECONDS, REQUEST_TIMEOUT_SECONDS
+from thinpipe.swarm.hub.services.budgets import BUDGETS, Budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,3 +39,5 @@ class HubOptions:
     request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     """Seconds after which a peer that was answered with `Standby`, `Measure` or `RestoreFiles`, and has not sent
     another request, is declared lost."""
+    budgets: Mapping[str, Budget] = field(default_factory=lambda: BUDGETS)
+    """What one peer may ask of each service."""

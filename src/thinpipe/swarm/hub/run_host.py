@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from thinpipe.core.events import AnyEvent, RolledBack
+from thinpipe.core.events import AnyEvent, HubEvent, RolledBack
 from thinpipe.core.exactness import Exactness
 from thinpipe.core.numerics import Numerics
 from thinpipe.planning.partition import Machine, Partition
 from thinpipe.swarm.hub.membership import Generation
 from thinpipe.swarm.hub.services.files import ExpectedFile
-from thinpipe.swarm.protocol.messages import AnnouncementReply, Measure, RestoreFiles
+from thinpipe.swarm.hub.step_record import StepLayout
+from thinpipe.swarm.protocol.messages import AnnouncementReply, CheckpointAnnouncement, Measure, RestoreFiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,8 @@ class GenerationStart:
     tokenizer: list[str]
     upload_bytes_per_second: dict[str, float]
     """Upload rate limit for checkpoints, in bytes per second by peer name; empty: unlimited."""
+    step_layout: StepLayout
+    """How the hub reads the sums of the generation's steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +91,24 @@ class RunHost(Protocol):
         ...
 
     @property
+    def commit_plan(self) -> str:
+        """How often commits should come, in words; empty before the first generation."""
+        ...
+
+    @property
     def commit_summary(self) -> str:
-        """Commit interval and the amount of work that can be lost, in words; empty before the first generation."""
+        """The plan, the newest commit and the amount of work that can be lost now, in words; what is missing, if no
+        commits come; empty before the first generation."""
+        ...
+
+    def check_commits(self) -> list[HubEvent]:
+        """Called several times a second: gives up a checkpoint that is not uploaded in time, and returns what is to be
+        said about commits that do not come, or come again."""
+        ...
+
+    @property
+    def audit_summary(self) -> str:
+        """What the hub has found when it computed reported losses again, in words; empty before the first time."""
         ...
 
     def pop_notices(self) -> list[str]:
@@ -105,10 +124,14 @@ class RunHost(Protocol):
         ...
 
     def on_checkpoint_announced(
-        self, peer: str, generation: int, manifest: bytes, files: Collection[str]
+        self, peer: str, announced: CheckpointAnnouncement, public_key: str
     ) -> AnnouncementReply:
-        """A peer has saved its part of a checkpoint and uploads these files next, if the reply accepts them.
-        Announcements of any generation but the newest are refused."""
+        """A peer has saved its part of a checkpoint, and has signed it with this key. Announcements of any generation
+        but the newest are refused."""
+        ...
+
+    def refuse_announcement(self, peer: str, generation: int, reason: str) -> AnnouncementReply:
+        """Refuses an announcement, and says so to the hub's owner."""
         ...
 
     def drop_peer(self, peer: str) -> None:
@@ -133,6 +156,10 @@ class RunHost(Protocol):
         ...
 
     def on_event(self, event: AnyEvent) -> None: ...
+
+    def stop(self, reason: str) -> None:
+        """The run cannot go on: "not_finite", or a reason in words."""
+        ...
 
     @property
     def committed(self) -> int:

@@ -8,28 +8,27 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import cache
-from typing import TypeVar
 
 import msgspec
 from nats.errors import Error as NatsError
 
 import thinpipe
 from thinpipe.core.errors import UserError
+from thinpipe.core.foreign import ProtocolError, decode_foreign, sanitize
 from thinpipe.swarm.broker.broker import Broker, BrokerError
 from thinpipe.swarm.hub.admission import Admission
+from thinpipe.swarm.hub.broker_link import BrokerLink
 from thinpipe.swarm.hub.disconnects import Disconnects
 from thinpipe.swarm.hub.event_validation import validated_event
 from thinpipe.swarm.hub.generations import CHECK_INTERVAL_SECONDS, Generations
 from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.run_host import RunHost
 from thinpipe.swarm.hub.services.files import FileReadService, FileWriteService
-from thinpipe.swarm.hub.services.serve import Service, serve
+from thinpipe.swarm.hub.services.serve import Service, Services
 from thinpipe.swarm.hub.state_files import GenerationFile, LinkFile
-from thinpipe.swarm.protocol.decoding import decode_or_none, sanitize
+from thinpipe.swarm.hub.suspects import Ruling
 from thinpipe.swarm.protocol.file_messages import READ_SERVICE, WRITE_SERVICE
 from thinpipe.swarm.protocol.messages import (
-    Accusation,
     AdminAnswer,
     AdminRequest,
     AnnouncementReply,
@@ -38,6 +37,7 @@ from thinpipe.swarm.protocol.messages import (
     LeaveReply,
     LeaveRequest,
     NextRequest,
+    Note,
     ReadyReply,
     ReadyRequest,
     Refused,
@@ -47,9 +47,11 @@ from thinpipe.swarm.protocol.names import HUB
 from thinpipe.swarm.protocol.probe import SERVICE as PROBE
 from thinpipe.swarm.protocol.probe import probe_service
 from thinpipe.swarm.protocol.reduction import SERVICE as REDUCE
+from thinpipe.swarm.protocol.signed_files import Occasion, first_unsigned
 from thinpipe.swarm.protocol.status import PeerStatus, Status
-from thinpipe.transport.nats.activity import HEARTBEAT_DECODER
-from thinpipe.transport.nats.client import connect
+from thinpipe.transport.nats.activity import Heartbeat
+from thinpipe.transport.nats.broadcasts import STOP
+from thinpipe.transport.nats.direct_client import DirectClient
 from thinpipe.transport.nats.store_messages import SERVICE as STORE
 
 _SUSPENDED_SECONDS = 2.0
@@ -58,14 +60,13 @@ _SHUTDOWN_GRACE_SECONDS = 15.0
 """Seconds after the end of the run in which peers can learn of it before the hub exits."""
 _MAX_LINE_CHARACTERS = 5000
 """Maximum length of a line printed for the hub's owner."""
-_OTHER_PROTOCOL = (
-    "the hub cannot read the requests of this machine, whose thinpipe has another version of the protocol: install the "
-    f"hub's version of thinpipe, {thinpipe.__version__}"
+_CANNOT_READ = (
+    "the hub cannot read the request of this machine ({}). If its thinpipe has another version of the protocol, "
+    f"install the hub's version of thinpipe, {thinpipe.__version__}"
 )
-"""Refusal of a `NextRequest` that cannot be decoded."""
+"""Refusal of a `NextRequest` that is not valid, with the reason."""
 
 _LOG = logging.getLogger(__name__)
-Request = TypeVar("Request", bound=msgspec.Struct)
 
 
 class Hub:
@@ -75,28 +76,31 @@ class Hub:
         self, broker: Broker, run_host: RunHost, settings: HubOptions, print_line: Callable[[str], None]
     ) -> None:
         self.broker, self.run_host, self.settings, self._print_line = broker, run_host, settings, print_line
+        self._link = BrokerLink(broker, Disconnects(broker, self._on_disconnect), self._on_open, self._print)
         state_files = GenerationFile(broker.folder / "generation"), LinkFile(broker.folder / "link.json")
         self.generations = Generations(
-            run_host, settings, state_files, self._publish, self._print, lambda: broker.peers
+            run_host, settings, state_files, self._link.publish, self._print, lambda: broker.peers
         )
         self.membership = self.generations.membership
         self.admission = Admission(
             broker, run=settings.run, public_url=settings.public_url, numerics=run_host.numerics, print_line=self._print
         )
-        self._server_gone, self._stop_reason, self._failed = asyncio.Event(), "", False
+        self._stop_reason, self._failed = "", False
         self._file_writes = FileWriteService(run_host.accept, run_host.on_file_saved, run_host.on_save_failed)
+        self.services = self._make_services()
 
     async def run(self, begin: "Callable[[Hub], Awaitable[None]]") -> str:
         """Runs until the run has ended or `stop` was called, and returns why. `begin` is called once peers can be
         answered. Raises ConnectionError if nats-server is gone."""
-        self._client = await connect(
-            self.broker.url,
-            self.broker.fingerprint,
-            self.broker.hub_seed,
-            inbox=f"_INBOX.{HUB}",
-            on_down=lambda _error: self._server_gone.set(),
-        )
-        self.services: dict[str, Service] = {
+        await self._link.open()
+        try:
+            await begin(self)
+            return await self._supervise()
+        finally:
+            await self._link.close()
+
+    def _make_services(self) -> Services:
+        services: dict[str, Service] = {
             "heartbeat": self._on_heartbeat,
             "next": self._next,
             "ready": self._ready,
@@ -112,24 +116,30 @@ class Hub:
             WRITE_SERVICE: self._write_file,
             PROBE: probe_service,
         }
-        for name, service in self.services.items():
-            await serve(self._client, name, service)
-        await self.admission.open(self._client)
-        try:
-            async with Disconnects(self.broker, self._on_disconnect):
-                await begin(self)
-                return await self._supervise()
-        finally:
-            await self._client.close()
+        return Services(services, self._print, budgets=self.settings.budgets)
+
+    async def _on_open(self, client: DirectClient) -> None:
+        """Subscribes on a new connection to the broker."""
+        await self.services.open(client, self._served)
+        await self.admission.open(client)
+
+    @property
+    def _served(self) -> list[str]:
+        return [HUB, *self.broker.peers]
 
     async def _supervise(self) -> str:
         """Periodic checks: lost peers, standbys to admit, stop requests, messages for the owner. Returns why the run
         has ended."""
         ended_at: float | None = None
         checked_at, generations = time.monotonic(), self.generations
-        while not self._server_gone.is_set():
+        while True:
+            connected = self._link.connected
+            if connected:
+                await self.services.set_peers(self._served)
+            else:
+                await self._link.reconnect()
             now = time.monotonic()
-            if now - checked_at > _SUSPENDED_SECONDS:  # suspended or busy: heartbeats are still queued
+            if now - checked_at > _SUSPENDED_SECONDS or not connected:  # heartbeats are still queued, or lost
                 _LOG.warning("no messages were processed for %.1f s: deadlines are extended", now - checked_at)
                 generations.extend_deadlines(now - checked_at)
             checked_at = now
@@ -138,8 +148,12 @@ class Hub:
             if generations.stop_requested and not self.membership.busy:
                 generations.stop_reason = self._stop_reason
             elif generations.stop_requested:  # repeated, for peers that subscribed only now
-                await self._publish("bcast.stop", b"")
-            generations.print_once("commits", self.run_host.commit_summary)
+                await self._link.publish(f"bcast.{STOP}", b"")
+            generations.print_once("commits", self.run_host.commit_plan)
+            for event in self.run_host.check_commits():
+                generations.record(event)
+            for alarm in generations.conduct.pop_alarms():
+                self.run_host.on_event(alarm)
             for text in self.run_host.pop_notices():
                 self._print(text)
             if generations.ended and ended_at is None:
@@ -148,7 +162,6 @@ class Hub:
             if ended_at is not None and (not self.membership.present or now - ended_at > _SHUTDOWN_GRACE_SECONDS):
                 return generations.ended
             await asyncio.sleep(CHECK_INTERVAL_SECONDS)
-        raise ConnectionError(f"nats-server has ended. The end of its log:\n{self.broker.log_tail()}")
 
     def stop(self, failure: str = "") -> None:
         """Asks the peers to save and to stop; no further generation begins. `failure`: why the run cannot continue, if
@@ -167,9 +180,9 @@ class Hub:
 
     async def _on_heartbeat(self, peer: str, data: bytes) -> None:
         """Heartbeats of absent peers and superseded incarnations are ignored."""
-        heartbeat = decode_or_none(HEARTBEAT_DECODER, data)
-        if heartbeat is not None and self.membership.is_current_incarnation(peer, heartbeat.incarnation):
-            self.generations.on_heartbeat(peer, heartbeat)
+        heartbeat = decode_foreign(data, Heartbeat)
+        if self.membership.is_current_incarnation(peer, heartbeat.incarnation):
+            self.generations.watch.on_heartbeat(peer, heartbeat, time.monotonic())
 
     async def _on_disconnect(self, peer: str) -> None:
         """A process that ends closes its connections at once; a broken link is noticed by heartbeats instead."""
@@ -177,11 +190,12 @@ class Hub:
 
     async def _next(self, peer: str, data: bytes) -> bytes | None:
         """Handles `NextRequest`: a long poll that returns what the peer does next."""
-        request = _decode(data, NextRequest)
         if peer not in self.broker.peers:
             return None
-        if request is None:
-            return _encode(Refused(text=_OTHER_PROTOCOL))
+        try:
+            request = decode_foreign(data, NextRequest)
+        except ProtocolError as error:
+            return _encode(Refused(text=_CANNOT_READ.format(error)))
         if mismatch := self.admission.numerics_mismatch(request.numerics):
             return _encode(Refused(text=mismatch))
         if peer in self.generations.expelling:
@@ -191,37 +205,36 @@ class Hub:
                 f"{peer} was started again elsewhere, and only the process started last takes part: stop that one first"
             )
             return _encode(Refused(text=text))
-        accused = await self.generations.on_next_request(peer, request)
-        if accused is not None:
-            await self._expel_accused(accused)
+        expulsion = await self.generations.on_next_request(peer, request)
+        if expulsion is not None:
+            await self._expel_for_good(expulsion)
         await self.generations.notify()
         answer = await self.generations.answer(peer)
         if self.membership.is_current_incarnation(peer, request.incarnation):
-            self.generations.pending_requests.add(peer, answer, time.monotonic())
+            self.generations.watch.pending_requests.add(peer, answer, time.monotonic())
         return _encode(answer)
 
-    async def _expel_accused(self, accused: Accusation) -> None:
-        """Removes the accused peer. If the broker cannot, the hub informs its owner and answers the accusers."""
+    async def _expel_for_good(self, expulsion: Ruling) -> None:
+        """Strikes off the key of a peer. If the broker cannot, the hub informs its owner and answers the others."""
         try:
             await self._expel(
-                accused.name,
-                f"the other peers removed this machine from the run, because it sent bad values twice in step "
-                f"{accused.step} ({sanitize(accused.what)}). Check its memory and processor, then ask the hub's owner "
-                "for a new invite",
+                expulsion.expelled,
+                f"this machine was removed from the run, because several peers found its values bad "
+                f"({expulsion.reason}). Check its memory and processor, then ask the hub's owner for a new invite",
             )
         except (BrokerError, UserError) as error:
             self._print(
-                f"the key of {accused.name} could not be removed, so it can join again: remove it with "
+                f"the key of {expulsion.expelled} could not be removed, so it can join again: remove it with "
                 f"`thinpipe kick` ({error})"
             )
         finally:
-            self.generations.expelling.discard(accused.name)
+            self.generations.expelling.discard(expulsion.expelled)
 
     async def _ready(self, peer: str, data: bytes) -> bytes | None:
         """Compares what the peer has loaded with what the hub has; removes the peer from the generation if it
         differs."""
-        request = _decode(data, ReadyRequest)
-        if request is None or peer not in self.broker.peers:
+        request = decode_foreign(data, ReadyRequest)
+        if peer not in self.broker.peers:
             return None
         if not self.generations.is_active(peer, request.generation):
             return _encode(ReadyReply(generation_over=True))
@@ -232,9 +245,7 @@ class Hub:
 
     async def _leave(self, peer: str, data: bytes) -> bytes | None:
         """The peer process ends, now or after its generation has saved; ignored from a superseded incarnation."""
-        request = _decode(data, LeaveRequest)
-        if request is None:
-            return None
+        request = decode_foreign(data, LeaveRequest)
         if self.membership.is_current_incarnation(peer, request.incarnation):
             if request.after_saving:
                 self.membership.on_leave_announced(peer)
@@ -244,8 +255,8 @@ class Hub:
 
     async def _tokens(self, peer: str, data: bytes) -> bytes | None:
         """Token ids of a batch; empty if the peer's generation is over."""
-        request = _decode(data, TokensRequest)
-        if request is None or peer not in self.broker.peers:
+        request = decode_foreign(data, TokensRequest)
+        if peer not in self.broker.peers:
             return None
         if not self.generations.is_active(peer):
             return b""  # the peer's generation is over
@@ -256,38 +267,46 @@ class Hub:
 
     async def _write_file(self, peer: str, data: bytes) -> bytes | None:
         """Receives a chunk of an upload, which counts as progress of a peer that restores files."""
-        self.generations.pending_requests.on_progress(peer, time.monotonic())
+        self.generations.watch.pending_requests.on_progress(peer, time.monotonic())
         return await self._file_writes(peer, data)
 
     async def _saved(self, peer: str, data: bytes) -> bytes | None:
         """Handles a checkpoint announcement. Also accepted after the generation is over, until the next begins: the
         saved state is valid."""
-        request, latest = _decode(data, CheckpointAnnouncement), self.membership.latest
-        if request is None:
+        request, latest = decode_foreign(data, CheckpointAnnouncement), self.membership.latest
+        public_key = self.broker.peers.get(peer)
+        if public_key is None:
             return None
         if latest is None or latest.number != request.generation or peer not in latest.names:
             return _encode(AnnouncementReply(refusal="the checkpoint is not of the current generation"))
-        verdict = self.run_host.on_checkpoint_announced(peer, latest.number, request.manifest, request.files)
+        occasion = Occasion(run=self.broker.fingerprint, generation=request.generation, step=request.step)
+        unsigned = await asyncio.to_thread(first_unsigned, request.files, public_key, occasion)
+        if unsigned:
+            reason = f"{unsigned} is not signed with the key of {peer}"
+            verdict = self.run_host.refuse_announcement(peer, request.generation, reason)
+        else:
+            verdict = self.run_host.on_checkpoint_announced(peer, request, public_key)
         return _encode(msgspec.structs.replace(verdict, committed=self.run_host.committed))
 
     async def _event(self, peer: str, data: bytes) -> None:
         """Handles a training event. Also accepted after the generation is over, until the next begins: the event that
         says why the run stops may arrive late on a slow link."""
-        report, latest = _decode(data, EventReport), self.membership.latest
-        if report is None or latest is None or (report.generation, peer) != (latest.number, latest.names[0]):
+        report, latest = decode_foreign(data, EventReport), self.membership.latest
+        if latest is None or (report.generation, peer) != (latest.number, latest.names[0]):
             return
-        event = validated_event(report.event)
-        if event is not None:
-            self.run_host.on_event(event)
+        true, wrong = self.generations.conduct.compared(peer, validated_event(report.event))
+        self.generations.print_once(f"events of {peer}", wrong)
+        if true is not None:
+            self.run_host.on_event(true)
 
     async def _status(self, _peer: str, _data: bytes) -> bytes | None:
         return _encode(self.status())
 
     async def _admin(self, peer: str, data: bytes) -> bytes | None:
         """Commands of the hub's owner: only accepted with the hub's own key."""
-        request = _decode(data, AdminRequest)
-        if request is None or peer != HUB:
+        if peer != HUB:
             return None
+        request = decode_foreign(data, AdminRequest)
         try:
             return _encode(AdminAnswer(text=await self._execute(request)))
         except (UserError, BrokerError) as error:
@@ -321,10 +340,10 @@ class Hub:
         """Removes a peer, which has left membership, for good. The peer is sent `notice` before its key is removed,
         which cuts its connection. The caller keeps the peer in `expelling` meanwhile, so that no generation begins with
         the peer."""
-        await self._publish(f"m.{name}.{HUB}.note", notice.encode())
+        await self._link.publish(f"m.{name}.{HUB}.note", _encode(Note(text=notice)))
         try:
-            await self._client.flush(timeout=5)
-        except NatsError as error:
+            await self._link.flush()
+        except (NatsError, ConnectionError) as error:
             _LOG.warning("%s may not have received why it was removed: %s", name, error)
         await asyncio.to_thread(self.broker.remove_peer, name)
 
@@ -342,16 +361,15 @@ class Hub:
             peers=peers,
             absent=[name for name in self.broker.peers if name not in membership.present],
             bottleneck=generation.partition.bottleneck if generation else "",
-            hub_bps=membership.hub_rates if peers else (0.0, 0.0),
+            hub_bps=membership.hub_bps,
             progress=dict(self.run_host.progress),
             commit_summary=self.run_host.commit_summary,
             exactness=self.run_host.exactness.in_words(),
+            audit=self.run_host.audit_summary,
+            suspended=self.generations.conduct.suspensions.in_words(time.monotonic()),
             time_s=time.time(),
+            troubles=self.services.troubles(),
         )
-
-    async def _publish(self, subject: str, data: bytes) -> None:
-        if self._client.is_connected:  # if not, peers notice the lost connection themselves
-            await self._client.publish(subject, data)
 
     def _print(self, text: str) -> None:
         with suppress(OSError):  # a full disk under the console log must not stop the hub
@@ -360,12 +378,3 @@ class Hub:
 
 def _encode(message: msgspec.Struct) -> bytes:
     return msgspec.msgpack.encode(message)
-
-
-def _decode(data: bytes, kind: type[Request]) -> Request | None:
-    return decode_or_none(_decoder(kind), data)
-
-
-@cache
-def _decoder(kind: type[Request]) -> "msgspec.msgpack.Decoder[Request]":
-    return msgspec.msgpack.Decoder(kind)

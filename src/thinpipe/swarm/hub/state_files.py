@@ -3,13 +3,14 @@
 Keys are stored by the broker, commits by `hub.commits`.
 """
 
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from thinpipe.core.errors import DECODE_ERRORS, UserError
+from thinpipe.core.bounds import GenerationNumber, HubRate
+from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
+from thinpipe.core.foreign import ProtocolError, decode_foreign
 
 
 class GenerationFile:
@@ -20,16 +21,18 @@ class GenerationFile:
         self._path = path
 
     def read(self) -> int:
-        """The stored number; 0: no generation has begun. Raises UserError if the file is damaged."""
-        if not self._path.exists():
-            return 0
+        """The stored number; 0: no generation has begun. Raises UserError if the file is damaged or cannot be read."""
         try:
-            return int(self._path.read_bytes())
-        except ValueError:
+            return decode_foreign(self._path.read_bytes(), GenerationNumber, form="json")
+        except FileNotFoundError:
+            return 0
+        except ProtocolError:
             raise UserError(
                 f"{self._path} is damaged: restore it from a backup, or write into it a number above that of the last "
                 "generation in events.jsonl"
             ) from None
+        except OSError as error:
+            raise UserError(f"{self._path} cannot be read ({error.strerror or error}): make it readable") from None
 
     def write(self, number: int) -> None:
         write_atomically(self._path, str(number).encode())
@@ -43,10 +46,11 @@ class LinkFile:
         self._path = path
 
     def read(self) -> tuple[float, float] | None:
-        """The stored rates; None: no readable file."""
-        with suppress(FileNotFoundError, *DECODE_ERRORS):
-            return msgspec.json.decode(self._path.read_bytes(), type=tuple[float, float])
-        return None
+        """The stored rates; None: no readable file, so they are measured again."""
+        try:
+            return decode_foreign(self._path.read_bytes(), tuple[HubRate, HubRate], form="json")
+        except OSError:  # ProtocolError is one
+            return None
 
     def write(self, bps: tuple[float, float]) -> None:
         if self.read() != bps:

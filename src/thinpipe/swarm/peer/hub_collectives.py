@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import torch.distributed as dist
 
+from thinpipe.core.foreign import ProtocolError, decode_foreign
 from thinpipe.swarm.protocol.reduction import MAX_WAIT_SECONDS, SERVICE, ReduceOp, ReduceReply, ReduceRequest
 from thinpipe.transport.collectives import StarCollectives
 from thinpipe.transport.nats.connection import HubConnection
@@ -31,6 +32,9 @@ class HubCollectives(StarCollectives):
         self._connection, self._generation, self._timeout = connection, generation, timeout_seconds
         self._rounds = 0
 
+    def all_reduce_step(self, numbers: Sequence[float]) -> list[float]:
+        return self._all_reduce("step", numbers)
+
     def _all_reduce(self, op: ReduceOp, numbers: Sequence[float]) -> list[float]:
         """Repeats the request until it is answered: the hub answers a repeated request with the same result. Raises
         ConnectionError when the generation is over or the timeout has passed."""
@@ -45,10 +49,12 @@ class HubCollectives(StarCollectives):
             except TimeoutError:
                 _LOG.warning("all-reduce %d: no answer of the hub, repeating the request", self._rounds)
                 continue
-            reply = msgspec.msgpack.decode(answer, type=ReduceReply)
+            reply = decode_foreign(answer, ReduceReply)
             if reply.refusal:
                 raise ConnectionError(reply.refusal)
             if reply.values is not None:
                 found: list[float] = np.frombuffer(reply.values, "<f8").tolist()
+                if len(found) != len(numbers):
+                    raise ProtocolError(f"the hub reduced {len(numbers)} numbers to {len(found)}")
                 return found
         raise ConnectionError(f"not all peers took part in an all-reduce within {self._timeout:.0f} s")

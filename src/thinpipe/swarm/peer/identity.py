@@ -12,8 +12,9 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from thinpipe.config.toml import dump_toml, load_toml
-from thinpipe.core.errors import DECODE_ERRORS, UserError
+from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
+from thinpipe.core.foreign import decode_foreign
 from thinpipe.core.numerics import Numerics
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.keys import KeyPair
@@ -118,8 +119,8 @@ async def _ask(client: Client, invite: Invite, request: JoinRequest) -> JoinAnsw
     try:
         data = msgspec.msgpack.encode(request)
         answer = await client.request(f"join.{invite.id}", data, timeout=_ANSWER_SECONDS)
-        return msgspec.msgpack.decode(answer.data, type=JoinAnswer)
-    except (NatsError, OSError, *DECODE_ERRORS) as error:
+        return decode_foreign(answer.data, JoinAnswer)
+    except (NatsError, OSError) as error:
         raise UnreachableError(
             f"the hub at {invite.url} did not answer ({error!r}): check that it runs, and try again"
         ) from error

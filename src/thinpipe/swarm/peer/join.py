@@ -5,7 +5,6 @@ import logging
 import secrets
 import shutil
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,27 +15,26 @@ import msgspec
 import torch.distributed as dist
 from rich.console import Console
 
-from thinpipe.checkpoint import Manifest
 from thinpipe.checkpoint.state import versions
-from thinpipe.checkpoint.storage import is_layer_file
+from thinpipe.checkpoint.storage import received_manifest
 from thinpipe.config.hub import JoinConfig
-from thinpipe.config.run import DataConfig, JobConfig, RunConfig
-from thinpipe.config.toml import from_table
+from thinpipe.config.run import RunConfig
 from thinpipe.core.disk_space import DiskFullError, is_disk_full, wait_for_disk_space
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import file_sha256, write_atomically
 from thinpipe.core.folder_lock import run_lock
+from thinpipe.core.foreign import ProtocolError, decode_foreign, sanitize
 from thinpipe.core.numerics import numerics
 from thinpipe.core.program_output import log_to_file, plain_console
 from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
 from thinpipe.device.device_class import deterministic_algorithms
 from thinpipe.swarm.peer.bandwidth_probe import measure_latency, measure_rates
 from thinpipe.swarm.peer.file_transfer import push
+from thinpipe.swarm.peer.hub_settings import settings_from_hub
 from thinpipe.swarm.peer.identity import Identity, accept_invite, load_identity
 from thinpipe.swarm.peer.machine_probe import measure_machine
 from thinpipe.swarm.peer.remote_run import RemoteRun
 from thinpipe.swarm.peer.standby import LINK_SHARE, StandbyMirror
-from thinpipe.swarm.protocol.decoding import sanitize
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.machine_report import MachineReport
 from thinpipe.swarm.protocol.messages import (
@@ -49,6 +47,7 @@ from thinpipe.swarm.protocol.messages import (
     LeaveRequest,
     Measure,
     NextRequest,
+    Note,
     Refused,
     RestoreFiles,
     Standby,
@@ -152,11 +151,10 @@ class PeerProcess:
         connection = self._connect()
         removed: list[str] = []
 
-        def on_note(sender: str, data: bytes) -> None:
-            if sender == HUB:  # other peers may send to this subject too
-                removed.append(sanitize(data.decode(errors="replace")))
+        def on_note(_sender: str, data: bytes) -> None:
+            removed.append(decode_foreign(data, Note).text)
 
-        connection.subscribe("note", on_note, urgent=True)
+        connection.subscribe("note", on_note, senders=[HUB], urgent=True)
         try:
             return self._serve(connection)
         except KeyboardInterrupt:
@@ -228,7 +226,7 @@ class PeerProcess:
         data = connection.request("next", msgspec.msgpack.encode(request), seconds=_ASK_SECONDS)
         self.error, self.stop_reason, self.accusation, self.concurrent = "", "", None, None
         self.last_answer = time.monotonic()
-        answer: Answer = msgspec.msgpack.decode(data, type=Answer)
+        answer: Answer = decode_foreign(data, Answer)
         return answer
 
     def _copy(self, connection: HubConnection, manifest: bytes) -> None:
@@ -265,8 +263,6 @@ class PeerProcess:
         folder = checkpoints_path(self.folder) / step_folder(wanted.step)
         uploaded = True
         for name, sha256 in wanted.files.items():
-            if not is_layer_file(name):
-                raise UserError(f"the hub asks for {name[:80]!r}, which is no checkpoint file: do not trust this hub")
             path = folder / name
             try:
                 if path.is_file() and file_sha256(path) == sha256:
@@ -286,6 +282,8 @@ class PeerProcess:
     def _run_generation(self, connection: HubConnection, assignment: Assignment) -> bool:
         """Trains for one generation. True when the user wants to leave."""
         self.generation = assignment.generation
+        if self.identity.name not in assignment.names:
+            raise ProtocolError(f"the hub assigns segments to {', '.join(assignment.names)}, and not to this machine")
         mine = assignment.names.index(self.identity.name)
         self._print_once(
             f"generation {assignment.generation}: this machine computes {assignment.shares[mine]} of "
@@ -357,22 +355,12 @@ class PeerProcess:
             ) from error
 
     def _settings(self, text: str) -> RunConfig:
-        """The hub's settings, with folders and device replaced by those of this machine."""
-        config = from_table(tomllib.loads(text), RunConfig, where="the hub's settings")
-        model = config.model if config.model.initial is None else replace(config.model, initial=self.folder)
-        return replace(
-            config,
-            job=JobConfig(dump_folder=self.folder),
-            data=DataConfig(),
-            model=model,
-            boundary=replace(config.boundary, store=None),
-            training=replace(config.training, device=self.config.device),
-        )
+        return settings_from_hub(text, self.folder, self.config.device)
 
     def _prepare_folder(self, assignment: Assignment) -> None:
         """Makes the checkpoint to resume from the newest in this peer's folder. Newer ones are deleted: they were not
         completed by all peers."""
-        manifest = msgspec.json.decode(assignment.manifest, type=Manifest)
+        manifest = received_manifest(assignment.manifest)
         checkpoints = checkpoints_path(self.folder)
         for path in step_folders(checkpoints):
             if path.name > step_folder(manifest.step):

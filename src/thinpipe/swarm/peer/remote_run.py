@@ -15,18 +15,18 @@ import numpy as np
 import torch.distributed as dist
 
 from thinpipe.checkpoint import Checkpoint, Manifest
-from thinpipe.checkpoint.storage import layer_file
+from thinpipe.checkpoint.storage import FileEntry, layer_file, received_manifest
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import AnyEvent, Saved
+from thinpipe.core.foreign import ProtocolError, decode_foreign, sanitize
 from thinpipe.core.hashing import text_sha256
 from thinpipe.core.run_folder import checkpoints_path, step_folder
 from thinpipe.data import Cursor
 from thinpipe.swarm.peer.file_transfer import fetch, push, stat
 from thinpipe.swarm.peer.hub_collectives import HubCollectives
 from thinpipe.swarm.peer.request_pipeline import FileTransferError, RateLimiter
-from thinpipe.swarm.protocol.decoding import sanitize
-from thinpipe.swarm.protocol.file_messages import is_safe_path
+from thinpipe.swarm.protocol.keys import KeyPair
 from thinpipe.swarm.protocol.messages import (
     MAX_UPLOAD_SECONDS,
     AnnouncementReply,
@@ -37,12 +37,14 @@ from thinpipe.swarm.protocol.messages import (
     ReadyReply,
     ReadyRequest,
     TokensRequest,
-    is_near_removal,
+    is_near,
 )
+from thinpipe.swarm.protocol.signed_files import COMMIT_FILE, Occasion, Provenance, sign_file
 from thinpipe.training.data_loading import DatasetInfo, token_dtype, tokenizer_sha256
 from thinpipe.training.engine import Ids
 from thinpipe.training.run_environment import RunEnvironment
 from thinpipe.transport.collectives import Collectives, collectives_for
+from thinpipe.transport.nats.broadcasts import STOP
 from thinpipe.transport.nats.connection import HubConnection
 
 _LOG = logging.getLogger(__name__)
@@ -117,11 +119,13 @@ class RemoteRun(RunEnvironment):
     ) -> None:
         self._connection, self._assignment, self._config, self._print = connection, assignment, config, print_line
         self._folder = config.job.dump_folder
-        self._manifest = msgspec.json.decode(assignment.manifest, type=Manifest)
+        self._manifest = received_manifest(assignment.manifest)
         self._is_first = assignment.names[0] == connection.address.name
-        self.tokens = RemoteTokens(connection, msgspec.json.decode(assignment.dataset_info, type=DatasetInfo), config)
+        self.tokens = RemoteTokens(
+            connection, decode_foreign(assignment.dataset_info, DatasetInfo, form="json"), config
+        )
         self._stop = threading.Event()
-        self._cancel = connection.subscribe_broadcast("stop", lambda _data: self._stop.set())
+        self._cancel = connection.subscribe_broadcast(STOP, lambda _data: self._stop.set())
         rate = assignment.upload_bytes_per_second.get(connection.address.name)
         self._uploader = Uploader(
             connection, assignment.generation, print_line, bytes_per_second=rate, committed=self._manifest.step
@@ -161,13 +165,33 @@ class RemoteRun(RunEnvironment):
         for number, (name, entry) in enumerate(wanted.items(), 1):
             words = f"downloading {name} ({entry.nbytes / 1e6:.1f} MB), file {number} of {len(wanted)}"
             self._fetch(f"{step}/{name}", target / name, entry.nbytes, entry.sha256, words)
+        self._check_makers(wanted)
         for name in self._assignment.tokenizer:
-            if not (is_safe_path(name) and name.startswith("tokenizer/")):
-                raise UserError(
-                    f"the hub sends a file named {name[:80]!r}, outside of its folder: do not trust this hub"
-                )
             found = stat(self._connection, name)
             self._fetch(name, self._folder / name, found.nbytes, found.sha256)
+
+    def _check_makers(self, files: Mapping[str, FileEntry]) -> None:
+        """Says which of these files of the newest commit are not signed by who made them, according to the commit's
+        record at the hub. The checkpoint of step 0 is made by the hub, and earlier versions sign nothing."""
+        name = f"{step_folder(self._manifest.step)}/{COMMIT_FILE}"
+        try:
+            found = stat(self._connection, name)
+        except FileTransferError:
+            return
+        path = checkpoints_path(self._folder) / name
+        self._fetch(name, path, found.nbytes, found.sha256)
+        try:
+            provenance = decode_foreign(path.read_bytes(), Provenance, form="json")
+        except ProtocolError as error:
+            _LOG.warning("%s of the hub cannot be read: %s", COMMIT_FILE, error)
+            return
+        known = {name: (entry.nbytes, entry.sha256) for name, entry in files.items()}
+        unproven = provenance.unproven(known, self._connection.address.fingerprint, self._manifest.step)
+        if provenance.makers and unproven:
+            self._print(
+                f"step {self._manifest.step}: who made {sanitize(', '.join(unproven))} cannot be shown, because the "
+                "signature is wrong: ask the hub's owner whether files were changed by hand"
+            )
 
     def _fetch(self, name: str, target: Path, nbytes: int, sha256: str, words: str = "") -> None:
         """Downloads a file. A bad file at the hub ends the generation (ConnectionError), not this process: the hub
@@ -188,7 +212,7 @@ class RemoteRun(RunEnvironment):
         request = msgspec.msgpack.encode(
             ReadyRequest(generation=self._assignment.generation, hashes=ours | dict(hashes))
         )
-        answer = msgspec.msgpack.decode(self._connection.request("ready", request, seconds=_SECONDS), type=ReadyReply)
+        answer = decode_foreign(self._connection.request("ready", request, seconds=_SECONDS), ReadyReply)
         if answer.generation_over:
             raise ConnectionError(_OVER)
         if answer.refusal:
@@ -208,7 +232,7 @@ class RemoteRun(RunEnvironment):
         return self._assignment.names[process]
 
     def may_accuse(self, step: int) -> bool:
-        return len(self._assignment.names) > 1 and not is_near_removal(step, self._assignment.removal_steps)
+        return len(self._assignment.names) > 1 and not is_near(step, self._assignment.diverged_steps)
 
     def protected(self) -> Collection[Path]:
         return self._uploader.protected(checkpoints_path(self._folder))
@@ -285,30 +309,46 @@ class Uploader:
     def _send(self, path: Path, files: list[str]) -> bool:
         """Announces and uploads a checkpoint. False: a newer one is waiting, and nothing was uploaded."""
         manifest = Checkpoint.open(path, layers=()).manifest
-        files = [name for name in files if name in manifest.files]
-        request = CheckpointAnnouncement(
-            generation=self._generation, manifest=msgspec.json.encode(manifest), files=files
-        )
-        if not self._may_send(msgspec.msgpack.encode(request)):
+        wanted = self._announce(self._announcement(manifest, files))
+        if wanted is None:
             return False  # in favour of the newer one
         for name in files:
-            push(self._connection, path / name, f"{path.name}/{name}", rate_limiter=self._rate_limiter)
+            if name in wanted:
+                push(self._connection, path / name, f"{path.name}/{name}", rate_limiter=self._rate_limiter)
         return True
 
-    def _may_send(self, request: bytes) -> bool:
-        """Announces the checkpoint, again and again while the hub still receives an older one from slower peers. False:
-        a newer checkpoint of this peer is waiting. Raises UserError if the hub refuses."""
-        deadline = time.monotonic() + MAX_UPLOAD_SECONDS
+    def _announcement(self, manifest: Manifest, files: list[str]) -> CheckpointAnnouncement:
+        """What this peer has saved, signed with its key."""
+        address = self._connection.address
+        occasion = Occasion(run=address.fingerprint, generation=self._generation, step=manifest.step)
+        key, own = (
+            KeyPair.from_seed(address.seed),
+            {name: manifest.files[name] for name in files if name in manifest.files},
+        )
+        return CheckpointAnnouncement(
+            generation=self._generation,
+            step=manifest.step,
+            samples_seen=manifest.samples_seen,
+            basis_version=manifest.basis_version,
+            basis_sha256=manifest.basis_sha256,
+            files=[sign_file(key, occasion, name, entry.nbytes, entry.sha256) for name, entry in own.items()],
+        )
+
+    def _announce(self, announcement: CheckpointAnnouncement) -> list[str] | None:
+        """Announces the checkpoint, again and again until all peers have announced it and the hub has received an
+        older one. Returns the files to upload; None: a newer checkpoint of this peer is waiting. Raises UserError if
+        the hub refuses."""
+        request, deadline = msgspec.msgpack.encode(announcement), time.monotonic() + MAX_UPLOAD_SECONDS
         while time.monotonic() < deadline:
-            answer = msgspec.msgpack.decode(
-                self._connection.request("checkpoint", request, seconds=_SECONDS), type=AnnouncementReply
+            answer = decode_foreign(
+                self._connection.request("checkpoint", request, seconds=_SECONDS), AnnouncementReply
             )
             if answer.refusal:
                 raise UserError(answer.refusal)
             self._committed = max(self._committed, answer.committed)
             if not answer.retry_later:
-                return True
+                return answer.wanted
             with self._changed:
                 if self._changed.wait_for(lambda: self._waiting is not None, timeout=_RETRY_SECONDS):
-                    return False
-        raise UserError(f"the hub has waited for an older checkpoint of slower peers for {MAX_UPLOAD_SECONDS:.0f} s")
+                    return None
+        raise UserError(f"other peers have not announced or uploaded their part within {MAX_UPLOAD_SECONDS:.0f} s")

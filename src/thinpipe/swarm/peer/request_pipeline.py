@@ -4,20 +4,19 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
 from thinpipe.core.errors import UserError
+from thinpipe.core.foreign import decode_foreign
 from thinpipe.swarm.protocol.file_messages import (
-    READ_REPLY_DECODER,
-    WRITE_REPLY_DECODER,
-    Message,
     ReadReply,
     WriteReply,
-    decode,
 )
 from thinpipe.transport.nats.connection import HubConnection
+
+Reply = TypeVar("Reply", ReadReply, WriteReply)
 
 
 class FileTransferError(UserError):
@@ -43,23 +42,20 @@ class RequestPipeline:
 
     def next_read_reply(self, name: str) -> ReadReply:
         """Waits for the reply to the oldest request. Raises FileTransferError if it is a refusal."""
-        answer = self._next(READ_REPLY_DECODER)
+        answer = self._next(ReadReply)
         if answer.reason:
             raise FileTransferError(f"download of {name} refused: {answer.reason}")
         return answer
 
     def next_write_reply(self, name: str) -> WriteReply:
         """Waits for the reply to the oldest request. Raises FileTransferError if it is a refusal."""
-        answer = self._next(WRITE_REPLY_DECODER)
+        answer = self._next(WriteReply)
         if answer.reason:
             raise FileTransferError(f"upload of {name} refused: {answer.reason}")
         return answer
 
-    def _next(self, decoder: msgspec.msgpack.Decoder[Message]) -> Message:
-        answer = decode(decoder, self._connection.await_reply(self._in_flight.popleft(), seconds=self._seconds))
-        if answer is None:
-            raise FileTransferError("the hub sent an unknown reply: install the same version of thinpipe as the hub's")
-        return answer
+    def _next(self, kind: type[Reply]) -> Reply:
+        return decode_foreign(self._connection.await_reply(self._in_flight.popleft(), seconds=self._seconds), kind)
 
     def __enter__(self) -> Self:
         return self

@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 
 from thinpipe.checkpoint import Manifest
-from thinpipe.checkpoint.storage import FileEntry
-from thinpipe.core.errors import DECODE_ERRORS, UserError
+from thinpipe.checkpoint.storage import FileEntry, received_manifest
+from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
+from thinpipe.core.foreign import sanitize
 from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
 from thinpipe.swarm.peer.file_transfer import fetch
 from thinpipe.swarm.peer.request_pipeline import RateLimiter
-from thinpipe.swarm.protocol.decoding import sanitize
-from thinpipe.swarm.protocol.file_messages import MAX_CHUNK_NBYTES, is_safe_path
+from thinpipe.swarm.protocol.file_messages import MAX_CHUNK_NBYTES
 from thinpipe.swarm.protocol.partial_file import PartialFile
 from thinpipe.transport.nats.connection import HubConnection
 
@@ -79,12 +79,12 @@ class StandbyMirror:
     def _run(self, connection: HubConnection, manifest: bytes, bytes_per_second: float | None) -> None:
         """Thread: mirrors one checkpoint."""
         try:
-            announced = msgspec.json.decode(manifest, type=Manifest)
+            announced = received_manifest(manifest)
             self._copy(connection, announced, bytes_per_second)
             self._mirrored, self.problem = (manifest, announced), ""
         except _StoppedError:
             pass
-        except (OSError, UserError, *DECODE_ERRORS) as error:  # tried again after the hub's next answer
+        except (OSError, UserError) as error:  # tried again after the hub's next answer
             _LOG.warning("the newest checkpoint could not be mirrored: %s", sanitize(error))
 
     def _copy(self, connection: HubConnection, manifest: Manifest, bytes_per_second: float | None) -> None:
@@ -120,8 +120,6 @@ class StandbyMirror:
     def _is_stored(self, target: Path, name: str, entry: FileEntry) -> bool:
         """True if the file is here. An unchanged file of the previously mirrored checkpoint is hard-linked."""
         self._raise_if_stopped()
-        if not is_safe_path(f"{target.name}/{name}"):
-            raise UserError(f"the hub sends a file named {name[:80]!r}, outside of its folder: do not trust this hub")
         file = PartialFile(target / name, nbytes=entry.nbytes, sha256=entry.sha256)
         if file.is_complete():
             return True

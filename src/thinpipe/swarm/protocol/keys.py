@@ -46,6 +46,13 @@ class KeyPair:
             )
         return cls(seed, public_key)
 
+    def sign(self, data: bytes) -> bytes:
+        """Signature of the data with this key (Ed25519, 64 bytes)."""
+        import nkeys
+
+        signature: bytes = nkeys.from_seed(bytearray(self.seed, "ascii")).sign(data)
+        return signature
+
 
 def is_public_key(text: str) -> bool:
     """True if untrusted text is a user's public key: alphabet, length, key type and checksum are right."""
@@ -53,3 +60,16 @@ def is_public_key(text: str) -> bool:
         return False
     raw = base64.b32decode(text)
     return raw[0] == _USER and binascii.crc_hqx(raw[:-2], 0) == int.from_bytes(raw[-2:], "little")
+
+
+def is_signed_by(public_key: str, data: bytes, signature: bytes) -> bool:
+    """True if the signature of the data was made with the seed of this public key (see `is_public_key`)."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        raw = base64.b32decode(public_key)[1:-2]
+        Ed25519PublicKey.from_public_bytes(raw).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

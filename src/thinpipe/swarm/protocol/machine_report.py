@@ -1,20 +1,16 @@
 """Measured compute, memory and link of a peer's machine, reported to the hub before segments are assigned. No torch
 here."""
 
-import math
 from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
 from thinpipe.config.model_family import AttentionKernel
+from thinpipe.core.bounds import BitRate, Flops, Latency, Nbytes, ShortText, Word
 from thinpipe.core.events import PeerAssignment
 from thinpipe.core.units import format_bit_rate, format_bytes, format_flops
 from thinpipe.planning.partition import Machine
-from thinpipe.swarm.protocol.decoding import sanitize
-
-PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
-ShortText = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class ProcessorReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,13 +20,13 @@ class ProcessorReport(msgspec.Struct, frozen=True, kw_only=True):
     """Vendor's name of the device."""
     device_class: ShortText = ""
     """What must be alike for equal bits (`device.device_class`); empty: the device does not repeat its own bits."""
-    threads: Annotated[int, msgspec.Meta(ge=1)]
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
     """Number of CPU threads that torch uses."""
-    flops: PositiveFloat
+    flops: Flops
     """Floating-point operations per second in matrix products of the model's sizes, forward and backward."""
-    memory_nbytes: Annotated[int, msgspec.Meta(ge=0)]
+    memory_nbytes: Nbytes
     """Memory of the device that a run may use, in bytes."""
-    host_memory_nbytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    host_memory_nbytes: Nbytes | None = None
     """Memory of the host that a run may use beside that of the device, in bytes, for offloaded optimiser state. None:
     the device computes in the host's memory, or the peer's version does not tell."""
     attention: AttentionKernel = "fused"
@@ -40,24 +36,19 @@ class ProcessorReport(msgspec.Struct, frozen=True, kw_only=True):
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
     """Compute and link of a peer, as the peer reports them.
 
-    Untrusted: values that are not finite and positive (the latency may be 0) are rejected while decoding, but nothing
-    proves that they are true. A peer that overstates its speed is a bottleneck that `Partition.loads` does not show.
+    Untrusted: values outside of `core.bounds` are refused while decoding, but nothing proves that the others are true.
+    A peer that overstates its speed is a bottleneck that `Partition.loads` does not show.
     """
 
     processor: ProcessorReport
-    up_bps: PositiveFloat
+    up_bps: BitRate
     """Payload rate from the peer to the hub, in bits per second."""
-    down_bps: PositiveFloat
+    down_bps: BitRate
     """Payload rate from the hub to the peer, in bits per second."""
-    latency_s: Annotated[float, msgspec.Meta(ge=0)]
+    latency_s: Latency
     """Round-trip time between peer and hub, in seconds."""
-    versions: Annotated[dict[ShortText, ShortText], msgspec.Meta(max_length=20)]
+    versions: Annotated[dict[Word, Word], msgspec.Meta(max_length=20)]
     """Versions of installed packages, by name."""
-
-    def __post_init__(self) -> None:
-        numbers = (self.processor.flops, self.up_bps, self.down_bps, self.latency_s)
-        if not all(math.isfinite(number) for number in numbers):
-            raise ValueError("a machine's figures must be finite")
 
     def in_words(self) -> str:
         return (
@@ -75,7 +66,7 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
             host_memory_nbytes=self.processor.host_memory_nbytes,
             up_bps=self.up_bps,
             down_bps=self.down_bps,
-            device_class=sanitize(self.processor.device_class),
+            device_class=self.processor.device_class,
             attention=self.processor.attention,
         )
 
@@ -84,8 +75,8 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
         return PeerAssignment(
             name=name,
             segments=list(segments),
-            device=sanitize(self.processor.device),
-            device_class=sanitize(self.processor.device_class),
+            device=self.processor.device,
+            device_class=self.processor.device_class,
             flops=self.processor.flops,
             memory_nbytes=self.processor.memory_nbytes,
             up_bps=self.up_bps,

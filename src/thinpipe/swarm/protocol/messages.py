@@ -4,13 +4,29 @@ Every message is a msgspec struct whose fields and types are checked while it is
 """
 
 from collections.abc import Collection
-from math import isfinite
 from typing import Annotated, Literal
 
 import msgspec
 
+from thinpipe.core.bounds import (
+    MAX_FILES,
+    MAX_SEGMENTS,
+    BitRate,
+    ByteRate,
+    Count,
+    GenerationNumber,
+    LayerFileName,
+    LongText,
+    Name,
+    Sha256,
+    Text,
+    TokenizerFile,
+    Toml,
+    Word,
+)
 from thinpipe.core.numerics import Numerics
-from thinpipe.swarm.protocol.machine_report import MachineReport, PositiveFloat
+from thinpipe.swarm.protocol.machine_report import MachineReport
+from thinpipe.swarm.protocol.signed_files import FullSha256, SignedFile
 
 MAX_UPLOAD_SECONDS = 1800.0
 """Seconds that a peer may take to upload its part of a checkpoint; the next generation waits no longer."""
@@ -19,10 +35,15 @@ EXIT_TEMPFAIL = 75
 sysexits.h, after which a service manager restarts the process."""
 MAX_TEXT_CHARACTERS = 500
 """Maximum length, in characters, of a text that a peer sends for people to read."""
-_Short = Annotated[str, msgspec.Meta(max_length=200)]
-_Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARACTERS)]
-_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+MAX_PEERS = 4096
+"""Maximum number of peers in a generation."""
+MAX_EVENT_NBYTES = 256 << 10
+"""Maximum size of an event, in bytes."""
 _Heads = Annotated[int, msgspec.Meta(ge=1, le=4096)]
+_Files = Annotated[list[LayerFileName], msgspec.Meta(max_length=MAX_FILES)]
+_PeerName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}\Z")]
+_Peers = msgspec.Meta(min_length=1, max_length=MAX_PEERS)
+_Json = Annotated[bytes, msgspec.Meta(max_length=4 << 20)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,9 +54,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class JoinRequest(Message, frozen=True, kw_only=True):
     """Request to become a peer, sent with the key of an invite."""
 
-    public_key: _Short
+    public_key: Word
     """The newcomer's own public key, with which it connects once it is a peer."""
-    name: _Short = ""
+    name: Text = ""
     """Peer name that the newcomer asks for; empty: the hub chooses one."""
     numerics: Numerics
     """Numerics and torch version of the newcomer, compared with the hub's before the invite is used up."""
@@ -47,17 +68,17 @@ class JoinRequest(Message, frozen=True, kw_only=True):
 class JoinAnswer(Message, frozen=True, kw_only=True):
     """The name offered to a newcomer, or the reason why it is refused."""
 
-    name: str = ""
-    refusal: str = ""
+    name: Name = ""
+    refusal: LongText = ""
 
 
 class Accusation(Message, frozen=True, kw_only=True):
     """Report that a peer of the same generation has sent bad values twice in one step."""
 
-    name: _Short
+    name: Name
     """Name of the accused peer."""
-    step: _Count
-    what: _Text
+    step: Count
+    what: Text
     """Description of the bad values."""
 
 
@@ -66,45 +87,41 @@ NEAR_STEPS = 3
 step, also across a change of generation, and other hardware may reach the failure a little sooner or later."""
 
 
-def is_near_removal(step: int, removal_steps: Collection[int]) -> bool:
-    """True if a peer has already been removed for this step or for a step close to it (see `NEAR_STEPS`)."""
-    return any(abs(step - each) < NEAR_STEPS for each in removal_steps)
+def is_near(step: int, others: Collection[int]) -> bool:
+    """True if a step is one of these or close to one (see `NEAR_STEPS`)."""
+    return any(abs(step - each) < NEAR_STEPS for each in others)
 
 
 class NextRequest(Message, frozen=True, kw_only=True):
     """A peer asks the hub what to do next. Long poll: the hub replies as soon as it knows, or with `Standby` after a
     while."""
 
-    incarnation: _Short
+    incarnation: Word
     """Incarnation id of the peer process, new at every start. Requests of a superseded incarnation are refused."""
     numerics: Numerics
     """Numerics and torch version of the peer, which may have changed since it joined."""
     report: MachineReport | None = None
     """Measured speed and memory of the machine; None: not measured yet."""
-    left_generation: _Count = 0
+    left_generation: GenerationNumber = 0
     """Number of the generation that this peer has just left; 0: none."""
-    error: _Text = ""
+    error: Text = ""
     """Error that made the peer leave the generation; empty if there was none."""
     stop_reason: Literal["", "finished", "signal", "not_finite", "not_saved"] = ""
     """Reason with which training stopped in the generation that this peer has just left (see `core.events.Stopped`);
     empty if training did not stop in order."""
     accusation: Accusation | None = None
     """Peer that this peer holds responsible for the end of the generation, if any."""
-    concurrent_bps: tuple[PositiveFloat, PositiveFloat] | None = None
+    concurrent_bps: tuple[BitRate, BitRate] | None = None
     """Uplink and downlink rates in bits per second, measured while all other peers measured too."""
-    uploaded: _Short = ""
+    uploaded: Sha256 = ""
     """sha256 of the manifest of the checkpoint whose files this peer has finished restoring to the hub (see
     `RestoreFiles`)."""
-
-    def __post_init__(self) -> None:
-        if not all(map(isfinite, self.concurrent_bps or ())):
-            raise ValueError("rates must be finite")
 
 
 class LeaveRequest(Message, frozen=True, kw_only=True):
     """The peer process ends; the hub need not wait for missing heartbeats."""
 
-    incarnation: _Short
+    incarnation: Word
     """Incarnation id of the process that ends. Ignored unless it is the peer's current incarnation."""
     after_saving: bool = False
     """True: the process takes part until its generation has stopped and saved, and then ends. The hub learns from this
@@ -118,9 +135,9 @@ class LeaveReply(Message, frozen=True, kw_only=True):
 class Standby(Message, frozen=True, kw_only=True, tag="standby"):
     """The peer has nothing to compute: it asks again, and meanwhile may mirror the newest checkpoint."""
 
-    text: str
+    text: LongText
     """Explanation for the peer's user."""
-    manifest: bytes = b""
+    manifest: _Json = b""
     """Manifest (JSON) of the newest committed checkpoint, to be mirrored; empty while no generation is running."""
 
 
@@ -130,9 +147,9 @@ class Measure(Message, frozen=True, kw_only=True, tag="measure"):
 
     concurrent: bool
     """True: measure the link at the same time as all other peers."""
-    settings: str = ""
+    settings: Toml = ""
     """Settings of the run as TOML; they determine the shapes and number formats to benchmark."""
-    dim: int = 0
+    dim: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
     """Hidden dimension of the model."""
     heads: tuple[_Heads, _Heads, _Heads] = (1, 1, 1)
     """Number of query heads and of key heads in a block, and the width of a head."""
@@ -141,48 +158,54 @@ class Measure(Message, frozen=True, kw_only=True, tag="measure"):
 class Assignment(Message, frozen=True, kw_only=True, tag="assignment"):
     """A generation begins: its peers, their pipeline stages and the checkpoint to resume from."""
 
-    generation: int
-    names: list[str]
+    generation: GenerationNumber
+    names: Annotated[list[_PeerName], _Peers]
     """Peer names in pipeline order."""
-    shares: list[int]
+    shares: Annotated[list[Annotated[int, msgspec.Meta(ge=1, le=MAX_SEGMENTS)]], _Peers]
     """Number of model segments of each peer, in pipeline order."""
-    incarnations: dict[str, int]
+    incarnations: Annotated[dict[_PeerName, GenerationNumber], _Peers]
     """Incarnation number of each peer, by name."""
-    settings: str
+    settings: Toml
     """Settings of the run as TOML."""
-    manifest: bytes
+    manifest: _Json
     """Manifest (JSON) of the checkpoint to resume from."""
-    dataset_info: bytes
+    dataset_info: _Json
     """`DatasetInfo` of the run's data, as JSON."""
-    tokenizer: list[str]
+    tokenizer: Annotated[list[TokenizerFile], msgspec.Meta(max_length=MAX_FILES)]
     """Names of the tokenizer files to fetch from the hub."""
-    removal_steps: list[int] = []
-    """Steps for which a peer was removed. Bad values at or near such a step are taken to be the run's own divergence:
+    diverged_steps: Annotated[list[Count], msgspec.Meta(max_length=10_000)] = []
+    """Steps at which no single peer can have caused the bad values. At or near such a step the cause is the run itself:
     the step is skipped and no peer is accused."""
-    text: str
+    text: LongText
     """Explanation for the peer's user."""
-    upload_bytes_per_second: dict[str, float] = {}
+    upload_bytes_per_second: Annotated[dict[_PeerName, ByteRate], msgspec.Meta(max_length=MAX_PEERS)] = {}
     """Upload rate limit for checkpoints during training, in bytes per second by peer name; empty: unlimited."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.names)) < len(self.names) or len(self.shares) != len(self.names):
+            raise ValueError("peers that are named twice, or without a share")
+        if self.incarnations.keys() != set(self.names):
+            raise ValueError("incarnations of other peers")
 
 
 class RestoreFiles(Message, frozen=True, kw_only=True, tag="restore_files"):
     """The hub has lost files of its newest checkpoint: the peer uploads the ones that it has, then asks again."""
 
-    step: int
+    step: Count
     """Step of the checkpoint."""
-    files: dict[str, str]
+    files: Annotated[dict[LayerFileName, Sha256], msgspec.Meta(max_length=MAX_FILES)]
     """sha256 of each lost file, by file name."""
-    manifest: str
+    manifest: Sha256
     """sha256 of the checkpoint's manifest, which the peer returns in `NextRequest.uploaded` when its uploads are
     done."""
-    text: str
+    text: LongText
     """Explanation for the peer's user."""
 
 
 class Finished(Message, frozen=True, kw_only=True, tag="finished"):
     """The hub shuts down: the peer process ends."""
 
-    text: str
+    text: LongText
     will_resume: bool = False
     """True: the run is not complete; the hub's owner has stopped the hub and may start it again."""
 
@@ -191,24 +214,31 @@ class Refused(Message, frozen=True, kw_only=True, tag="refused"):
     """The peer cannot take part and must not ask again. Peers of all versions read this message: its tag and its fields
     do not change."""
 
-    text: str
+    text: LongText
 
 
 Answer = Standby | Measure | Assignment | RestoreFiles | Finished | Refused
 
 
+class Note(Message, frozen=True, kw_only=True):
+    """Sent by the hub to a peer whose key it is about to remove. Of another sender it is ignored."""
+
+    text: LongText
+    """Why the peer is removed, for its user."""
+
+
 class ReadyRequest(Message, frozen=True, kw_only=True):
     """Hashes of what a peer has loaded for a generation, which the hub compares with its own before training starts."""
 
-    generation: _Count
-    hashes: Annotated[dict[_Short, _Short], msgspec.Meta(max_length=20)]
+    generation: GenerationNumber
+    hashes: Annotated[dict[Word, Word], msgspec.Meta(max_length=20)]
     """Hashes by field name: settings, tokenizer, and the model's basis and fixed tables."""
 
 
 class ReadyReply(Message, frozen=True, kw_only=True):
     """Reply to `ReadyRequest`."""
 
-    refusal: str = ""
+    refusal: LongText = ""
     """Reason of a refusal; empty: accepted."""
     generation_over: bool = False
     """True: the generation is over; the peer asks with `NextRequest` what to do."""
@@ -218,36 +248,42 @@ class TokensRequest(Message, frozen=True, kw_only=True):
     """Request for the token ids of one global batch."""
 
     split: Literal["train", "validation"]
-    index: _Count
+    index: Count
     """For `train`: number of samples before the batch. For `validation`: index of the batch."""
 
 
 class CheckpointAnnouncement(Message, frozen=True, kw_only=True):
-    """A peer has saved its part of a checkpoint and will upload these files."""
+    """A peer has saved its part of a checkpoint and asks which of its files to upload."""
 
-    generation: _Count
-    manifest: bytes
-    """Manifest of the whole checkpoint, as JSON; the same at all peers."""
-    files: list[str]
-    """Names of the files that this peer uploads."""
+    generation: GenerationNumber
+    step: Count
+    samples_seen: Count
+    """Data cursor: see `checkpoint.Manifest`."""
+    basis_version: Count | None
+    basis_sha256: FullSha256 | None
+    files: Annotated[list[SignedFile], msgspec.Meta(max_length=MAX_FILES)]
+    """The files of this peer's layers, and no others."""
 
 
 class AnnouncementReply(Message, frozen=True, kw_only=True):
     """Reply to `CheckpointAnnouncement`."""
 
-    refusal: str = ""
+    refusal: LongText = ""
     """Reason of a refusal; empty: accepted."""
     retry_later: bool = False
-    """True: the hub still receives an older checkpoint; announce again in a moment."""
-    committed: int = 0
+    """True: not all peers have announced this checkpoint, or the hub still receives an older one; announce again in a
+    moment."""
+    wanted: _Files = []
+    """Names of the files to upload now."""
+    committed: Count = 0
     """Step of the newest commit; 0: none yet."""
 
 
 class EventReport(Message, frozen=True, kw_only=True):
     """Training event of a generation, sent by its first peer. The hub does not reply."""
 
-    generation: _Count
-    event: bytes
+    generation: GenerationNumber
+    event: Annotated[bytes, msgspec.Meta(max_length=MAX_EVENT_NBYTES)]
     """Event as JSON."""
 
 
@@ -255,12 +291,12 @@ class AdminRequest(Message, frozen=True, kw_only=True):
     """Command of the owner of the hub's folder, sent with the hub's own key."""
 
     what: Literal["kick", "invite", "stop"]
-    name: str = ""
+    name: Text = ""
     """Peer to kick; empty for other commands."""
 
 
 class AdminAnswer(Message, frozen=True, kw_only=True):
     """Result of an `AdminRequest` in words, or the reason why it is refused."""
 
-    text: str = ""
-    refusal: str = ""
+    text: LongText = ""
+    refusal: LongText = ""

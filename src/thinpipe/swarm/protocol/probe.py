@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from thinpipe.swarm.protocol.decoding import decode_or_none
+from thinpipe.core.foreign import decode_foreign
 
 SERVICE = "probe"
 MAX_PROBE_NBYTES = 1 << 20
@@ -19,16 +19,12 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """Request for a reply of `answer_nbytes` bytes; its own `payload` loads the uplink."""
 
     answer_nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_PROBE_NBYTES)]
-    payload: bytes = b""
+    payload: Annotated[bytes, msgspec.Meta(max_length=2 << 20)] = b""
 
 
-_DECODER = msgspec.msgpack.Decoder(Probe)
-
-
-async def probe_service(peer: str, data: bytes) -> bytes | None:  # noqa: ARG001  all peers may ask
+async def probe_service(peer: str, data: bytes) -> bytes:  # noqa: ARG001  all peers may ask
     """Handler at the hub. The broker limits the size of a request."""
-    request = decode_or_none(_DECODER, data)
-    return None if request is None else random_bytes(request.answer_nbytes)
+    return random_bytes(decode_foreign(data, Probe).answer_nbytes)
 
 
 def random_bytes(nbytes: int) -> bytes:

@@ -1,9 +1,10 @@
 """Status of a run as reported by the hub, and its rendering for `thinpipe status`."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from thinpipe.core.bounds import Clock, Count, GenerationNumber, HubRate, LongText, Name, Real, Word
 from thinpipe.core.errors import UserError
 from thinpipe.core.units import format_bytes, format_flops
 from thinpipe.planning.devices import Precision
@@ -13,12 +14,15 @@ from thinpipe.swarm.protocol.machine_report import MachineReport
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+_MAX_PEERS = 100_000
+_PROGRESS = {"step", "steps", "loss", "tokens_per_second"}
+
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """State of one present peer."""
 
-    name: str
-    segments: int
+    name: Name
+    segments: Count
     """Number of segments that the peer computes; 0: it is a standby, or no generation is running."""
     report: MachineReport | None
     """Measured compute and link of the peer; None: not measured yet."""
@@ -27,38 +31,51 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """State of a run: generation, peers, links and training progress."""
 
-    run: str
+    run: LongText
     """Name of the run."""
-    generation: int
+    generation: GenerationNumber
     """Number of the running generation; 0: none is running."""
-    waits_for: str
+    waits_for: LongText
     """What the next generation waits for, in words; empty while one is running."""
-    peers: list[PeerStatus]
+    peers: Annotated[list[PeerStatus], msgspec.Meta(max_length=_MAX_PEERS)]
     """Present peers."""
-    absent: list[str]
+    absent: Annotated[list[Name], msgspec.Meta(max_length=_MAX_PEERS)]
     """Names of the absent peers."""
-    bottleneck: str
+    bottleneck: LongText
     """Slowest part of the pipeline, in words."""
-    hub_bps: tuple[float, float]
-    """Uplink and downlink rates of the hub in bits per second; infinite: not measured."""
-    progress: dict[str, float]
+    hub_bps: tuple[HubRate, HubRate] | None
+    """Uplink and downlink rates of the hub in bits per second; None: not measured."""
+    progress: Annotated[dict[Word, Real], msgspec.Meta(max_length=20)]
     """Training progress: step, steps, loss, tokens_per_second; empty before the first step."""
-    time_s: float = 0.0
+    time_s: Clock = 0.0
     """Hub's clock, in seconds since 1970; 0: unknown."""
-    commit_summary: str = ""
-    """Commit interval and the amount of work that can be lost, in words."""
-    exactness: str = ""
+    commit_summary: LongText = ""
+    """Commit interval, newest commit and the amount of work that can be lost now, in words; an alarm if no commits
+    come."""
+    suspended: Annotated[dict[Name, LongText], msgspec.Meta(max_length=_MAX_PEERS)] = {}
+    """Peers that compute nothing for a while, each with how long and why, in words."""
+    exactness: LongText = ""
     """Whether the run is still bit for bit that of an undisturbed one, in words; empty before the first generation."""
+    audit: LongText = ""
+    """What the hub has found when it computed reported losses again, in words; empty before the first time."""
+    troubles: Annotated[list[LongText], msgspec.Meta(max_length=_MAX_PEERS)] = []
+    """Services of the hub that have failed, and peers that ask too much of one, in words."""
+
+    def __post_init__(self) -> None:
+        if self.progress and self.progress.keys() != _PROGRESS:
+            raise ValueError(f"progress has {', '.join(sorted(_PROGRESS))}")
 
 
 def render(status: Status) -> "RenderableType":
     """The status as a table for the terminal."""
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("peer", "segments", "device", "processor", "memory", "up / down Mbps", "round trip")
     for peer in status.peers:
-        table.add_row(peer.name, str(peer.segments or "-"), *_figures(peer.report))
+        row = (peer.name, str(peer.segments or "-"), *_figures(peer.report))
+        table.add_row(*map(Text, row))  # plain text: square brackets are no markup
     lines = [
         f"run {status.run}: "
         + (f"generation {status.generation}" if status.generation else f"waiting ({status.waits_for})")
@@ -73,13 +90,18 @@ def render(status: Status) -> "RenderableType":
         lines.append(status.commit_summary)
     if status.exactness:
         lines.append(f"numbers: {status.exactness}")
+    if status.audit:
+        lines.append(f"audit: {status.audit}")
+    lines += [f"suspended: {name} {why}" for name, why in status.suspended.items()]
     if status.bottleneck:
         lines.append(f"slowest part: {status.bottleneck}")
-    up, down = status.hub_bps
-    lines.append(f"the hub's link: {_mbps(up)} Mbps up, {_mbps(down)} Mbps down")
+    if status.hub_bps is not None:
+        up, down = status.hub_bps
+        lines.append(f"the hub's link: {_mbps(up)} Mbps up, {_mbps(down)} Mbps down")
+    lines += status.troubles
     if status.absent:
         lines.append(f"not connected: {', '.join(status.absent)}")
-    return Group(*lines, table)
+    return Group(*map(Text, lines), table)
 
 
 def _figures(report: MachineReport | None) -> tuple[str, ...]:
@@ -95,8 +117,6 @@ def _figures(report: MachineReport | None) -> tuple[str, ...]:
 
 
 def _mbps(bits_per_second: float) -> str:
-    if bits_per_second == float("inf"):
-        return "not measured"
     return f"{bits_per_second / 1e6:.0f}"
 
 
@@ -123,7 +143,8 @@ def machines_from_status(status: Status, precision: Precision) -> Machines:
     assumptions += [
         f"{peer.name} is left out, because it is not measured yet" for peer in status.peers if peer.report is None
     ]
-    up_bps, down_bps = status.hub_bps
+    unmeasured = float("inf")
+    up_bps, down_bps = status.hub_bps or (unmeasured, unmeasured)
     return Machines(
         machines=machines,
         hub=Hub(up_bps=up_bps, down_bps=down_bps),

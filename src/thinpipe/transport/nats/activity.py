@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
 
 import msgspec
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+from thinpipe.core.bounds import Count, GenerationNumber, Name, Seconds, Word
+
 HUB = "hub"
 """Name that stands for the hub in `waits_for`."""
 
@@ -20,24 +20,21 @@ HUB = "hub"
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
     """Heartbeat message of a peer to the hub."""
 
-    generation: _Count = 0
+    generation: GenerationNumber = 0
     """Number of the generation (set of peers that compute together) to which the peer belongs; 0: none."""
-    n_actions: _Count = 0
+    n_actions: Count = 0
     """Number of actions of the training thread in this generation: sends, starts and ends of waits and of steps."""
-    idle_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    idle_s: Seconds = 0.0
     """Seconds since the last action."""
-    waits_for: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    waits_for: Name = ""
     """Name of the peer (or `HUB`) that the training thread waits for; empty: it computes."""
-    steps: _Count = 0
+    steps: Count = 0
     """Number of steps ended in this generation, including those that ended with an exception."""
     in_step: bool = False
     """True within a step; False while loading, saving, validating or updating the basis."""
-    incarnation: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    incarnation: Word = ""
     """Incarnation id, a new one at every start of the peer's program. Heartbeats of a superseded incarnation are
     ignored."""
-
-
-HEARTBEAT_DECODER = msgspec.msgpack.Decoder(Heartbeat)
 
 
 class ActivityTracker:

@@ -9,14 +9,13 @@ import logging
 import re
 import ssl
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from thinpipe.core.errors import UserError
 
 if TYPE_CHECKING:
-    from nats.aio.client import Client
+    from thinpipe.transport.nats.direct_client import DirectClient
 
 OnDown = Callable[[Exception], None]
 _LOG = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ def pinned_context(fingerprint: str) -> ssl.SSLContext:
     return context
 
 
-async def connect(url: str, fingerprint: str, seed: str, *, inbox: str, on_down: OnDown) -> "Client":
+async def connect(url: str, fingerprint: str, seed: str, *, inbox: str, on_down: OnDown) -> "DirectClient":
     """Returns a connected client. Raises UserError on failure.
 
     `inbox`: prefix of the subjects of replies, `_INBOX.<name>`. `on_down` is called in the loop's thread, with a
@@ -82,11 +81,13 @@ async def connect(url: str, fingerprint: str, seed: str, *, inbox: str, on_down:
     a subject without permission. The first one is the cause; after any of them the connection is unusable. An
     exception of the NATS client is the `__cause__`. Closing the client also calls `on_down`.
     """
+    from thinpipe.transport.nats.direct_client import DirectClient
+
     _check_url(url)
     _check_seed(seed)
     context = pinned_context(fingerprint)
     logging.getLogger("asyncio").addFilter(_is_not_eof_warning)
-    client = _client_class()()
+    client = DirectClient()
     errors = _ConnectionErrors(client, on_down)
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
@@ -102,28 +103,10 @@ async def connect(url: str, fingerprint: str, seed: str, *, inbox: str, on_down:
     return client
 
 
-@cache
-def _client_class() -> type["Client"]:
-    from nats.aio.client import Client
-
-    class UnendingClient(Client):
-        """NATS client that drops a message which it cannot read, as one with malformed headers, which the server passes
-        on. nats-py's own read loop would end, no error being reported, and with it the connection."""
-
-        async def _process_msg(self, sid: Any, subject: Any, reply: Any, data: bytes, headers: Any) -> None:
-            try:
-                await super()._process_msg(sid, subject, reply, data, headers)
-            except Exception as error:
-                named = bytes(subject).decode(errors="replace")
-                _LOG.warning("dropped a message to %.200s that cannot be read: %r", ascii(named), error)
-
-    return UnendingClient
-
-
 class _ConnectionErrors:
     """Error callbacks of the NATS client: stores the first error, and reports errors to `on_down` once connected."""
 
-    def __init__(self, client: "Client", on_down: OnDown) -> None:
+    def __init__(self, client: "DirectClient", on_down: OnDown) -> None:
         self.connected = False
         self.first: Exception | None = None
         self._client, self._on_down = client, on_down
@@ -171,7 +154,7 @@ def _settings(errors: _ConnectionErrors) -> dict[str, Any]:
     }
 
 
-async def _abandon(client: "Client") -> None:
+async def _abandon(client: "DirectClient") -> None:
     """Closes the client of a failed attempt. Time-limited: after a failed TLS handshake, `close` would hang."""
     try:
         async with asyncio.timeout(_ABANDON_SECONDS):

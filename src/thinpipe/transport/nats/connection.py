@@ -10,8 +10,9 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,17 +23,26 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
+from thinpipe.core.foreign import ProtocolError
 from thinpipe.transport.nats.activity import HUB, ActivityTracker
 from thinpipe.transport.nats.client import as_connection_error, connect
+from thinpipe.transport.nats.direct_client import DirectClient
+from thinpipe.transport.nats.direct_client import Receiver as DirectReceiver
+from thinpipe.transport.nats.service_error import FAILED, INVALID, HubFailedError, error_code
 
 HEARTBEAT_SECONDS = 0.5
 """Seconds between heartbeats; far below the hub's default timeout, so that short pauses of a process are tolerated."""
 _LOG = logging.getLogger(__name__)
 
+_FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.05, 2.0
+"""Pause before a request is repeated, and the longest one; each is twice the one before."""
+_NO_HUB_SECONDS = 10.0
+"""Seconds for which a request that nobody listens to is repeated: the hub starts, or dials its server again."""
 _LEFT = "we have left the hub"
 Result = TypeVar("Result")
 Receiver = Callable[[str, bytes], None]
-"""Callback with the name of the sending peer and the data; runs in the connection thread and must not block."""
+"""Callback with the name of the sending peer and the data; runs in the connection thread and must not block. A message
+for which it raises ProtocolError is dropped."""
 Cancel = Callable[[], None]
 """Function that ends a subscription."""
 
@@ -54,11 +64,20 @@ class Address:
 class _Lane:
     """Send queue of one NATS connection: (subject, data, callback once written), in order."""
 
-    client: Client
+    client: DirectClient
     waiting: deque[tuple[str, bytes, Callable[[], None] | None]] = field(default_factory=deque)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     closing: bool = False
     """True once nothing more will be queued."""
+
+
+@contextmanager
+def _dropped_if_invalid(subject: str) -> Iterator[None]:
+    """Context of a receiver: what it refuses is dropped, since an error in a callback would end the connection."""
+    try:
+        yield
+    except ProtocolError as error:
+        _LOG.warning("dropped a message to %s: %s", subject, error)
 
 
 class HubConnection:
@@ -109,22 +128,30 @@ class HubConnection:
 
         self._call(add())
 
-    def subscribe(self, kind: str, receiver: Receiver, *, urgent: bool = False) -> Cancel:
-        """Subscribes to messages of this kind to this peer. No message sent after this call returns is missed."""
+    def subscribe(self, kind: str, receiver: Receiver, *, senders: Collection[str], urgent: bool = False) -> Cancel:
+        """Subscribes to messages of this kind from these peers; the server drops what others send. No message sent
+        after this call returns is missed."""
         lane = self._urgent if urgent else self._bulk
 
-        async def arrived(message: Msg) -> None:
-            if message.headers or message.reply:
-                return  # peers never set these: a forged request made a service reply to this subject
-            receiver(message.subject.split(".")[2], message.data)
+        def arrived(subject: str, reply: str, data: bytes) -> None:
+            if reply:
+                return  # peers never set it: a forged request made a service reply to this subject
+            try:
+                with _dropped_if_invalid(subject):
+                    receiver(subject.split(".")[2], data)
+            except Exception as error:
+                self._fail(as_connection_error(error))
 
-        return self._call(self._subscribe(lane.client, f"m.{self.address.name}.*.{kind}", arrived))
+        return self._call(
+            self._receive(lane.client, [f"m.{self.address.name}.{name}.{kind}" for name in senders], arrived)
+        )
 
     def subscribe_broadcast(self, subject: str, receiver: Callable[[bytes], None]) -> Cancel:
         """Subscribes to broadcasts of the hub on this subject."""
 
         async def arrived(message: Msg) -> None:
-            receiver(message.data)
+            with _dropped_if_invalid(message.subject):
+                receiver(message.data)
 
         return self._call(self._subscribe(self._urgent.client, f"bcast.{subject}", arrived))
 
@@ -166,19 +193,47 @@ class HubConnection:
             self._end()
 
     async def _request(self, lane: _Lane, service: str, data: bytes, seconds: float) -> bytes:
+        """Asks again for a while where nobody listens, as while the hub starts, and where the hub says that this peer
+        asks for too much."""
+        began, pause = self._loop.time(), _FIRST_RETRY_SECONDS
+        while True:
+            left = seconds - (self._loop.time() - began)
+            try:
+                code = await self._ask(lane, f"hub.{self.address.name}.{service}", data, left)
+            except NatsTimeoutError:
+                raise self._failure or TimeoutError(f"the hub did not answer within {seconds:g} s") from None
+            if isinstance(code, bytes):
+                return code
+            if code == FAILED:
+                raise HubFailedError(
+                    f"the hub failed while it handled a request of this machine ({service}): its owner finds the cause "
+                    "in hub/hub.log. Nothing is wrong here"
+                )
+            if code == INVALID:
+                raise ProtocolError(
+                    f"the hub cannot read a request of this machine to {service}: install the hub's version of thinpipe"
+                )
+            waited = self._loop.time() - began
+            if code is None and waited + pause > _NO_HUB_SECONDS:
+                raise ConnectionError("the hub is not running")
+            if waited + pause > seconds:
+                raise TimeoutError(f"the hub takes no more requests to {service} now: this machine asks too much")
+            await self._until_closed(asyncio.sleep(pause))
+            pause = min(2 * pause, _MAX_RETRY_SECONDS)
+
+    async def _ask(self, lane: _Lane, subject: str, data: bytes, seconds: float) -> bytes | int | None:
+        """The reply, or the code of an error, or None if nobody listens."""
         if self._failure is not None:
             raise self._failure
         try:
-            answer = await self._until_closed(
-                lane.client.request(f"hub.{self.address.name}.{service}", data, timeout=seconds)
-            )
+            answer = await self._until_closed(lane.client.request(subject, data, timeout=seconds))
         except NoRespondersError:
-            raise ConnectionError("the hub is not running") from None
+            return None
         except NatsTimeoutError:
-            raise self._failure or TimeoutError(f"the hub did not answer within {seconds:g} s") from None
+            raise
         except NatsError as error:
             raise self._failure or ConnectionError(f"the hub could not be asked: {error}") from error
-        return answer.data
+        return answer.data if (code := error_code(answer.headers)) is None else code
 
     async def _until_closed(self, pending: Coroutine[Any, Any, Result]) -> Result:
         """Awaits `pending`, or raises once the connection is lost or closed: the NATS client would keep waiting."""
@@ -225,6 +280,18 @@ class HubConnection:
         async def end() -> None:
             if client.is_connected:
                 await subscription.unsubscribe()
+
+        return lambda: None if self._closed or self._failure else self._call(end())
+
+    async def _receive(self, client: DirectClient, subjects: Collection[str], arrived: DirectReceiver) -> Cancel:
+        try:
+            numbers = await client.receive(dict.fromkeys(subjects, 0), arrived)
+            await client.flush(timeout=10)
+        except NatsError as error:
+            raise self._failure or as_connection_error(error) from error
+
+        async def end() -> None:
+            await client.stop_receiving(numbers)
 
         return lambda: None if self._closed or self._failure else self._call(end())
 

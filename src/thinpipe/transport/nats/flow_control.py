@@ -3,11 +3,13 @@
 Pure logic, like `streams`: no sockets, threads or clocks.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from thinpipe.core.foreign import ProtocolError
 from thinpipe.transport.labels import Label
-from thinpipe.transport.nats.frame import CREDIT, Header, Origin, ProtocolError
+from thinpipe.transport.nats.frame import CREDIT, Header, Origin
 from thinpipe.transport.nats.streams import WINDOW_NBYTES, OnDone, ReceiveStream, SendStream
 
 MAX_HELD_WINDOWS = 8
@@ -35,6 +37,7 @@ class FlowControl:
         self._labels: dict[int, Label] = {}
         self.stale = 0
         """Number of dropped frames: of other generations, other incarnations of a peer, or non-member peers."""
+        self._stale_nbytes: Counter[str] = Counter()
 
     def label(self, tag: int, label: Label) -> None:
         """Sets the label of all following sends and receives on `tag`."""
@@ -73,7 +76,7 @@ class FlowControl:
         if header.origin.run != self._origin.run:
             raise ProtocolError("a message of another run")
         if (header.origin.generation, header.origin.incarnation) != (self._origin.generation, self._peers[sender]):
-            self.stale += 1
+            self._on_stale(sender, len(data))
             return iter(())
         if header.kind == CREDIT:
             send_stream = self._send_streams.get((sender, header.tag))
@@ -83,9 +86,16 @@ class FlowControl:
             return self._outgoing_frames(sender, send_stream)
         receive_stream = self._receive_stream(sender, header.tag)
         receive_stream.arrive(header, payload)
-        if self.held_from(sender) > MAX_HELD_WINDOWS * self._window:
-            raise ProtocolError(f"{self.held_from(sender)} bytes that nobody asked for")
+        if self._occupied_by(sender) > MAX_HELD_WINDOWS * self._window:
+            raise ProtocolError(f"{self._occupied_by(sender)} bytes that nobody asked for")
         return self._credit(sender, receive_stream)
+
+    def _on_stale(self, sender: str, nbytes: int) -> None:
+        """Counts a frame of an earlier generation or incarnation: credit allows no more to be in flight."""
+        self.stale += 1
+        self._stale_nbytes[sender] += nbytes
+        if self._stale_nbytes[sender] > MAX_HELD_WINDOWS * self._window:
+            raise ProtocolError(f"{self._stale_nbytes[sender]} bytes of another generation: it floods this machine")
 
     def _outgoing_frames(self, to: str, send_stream: SendStream) -> Iterator[OutgoingFrame]:
         return (OutgoingFrame(to, frame, done) for frame, done in send_stream.frames())
@@ -105,6 +115,10 @@ class FlowControl:
     def held_from(self, sender: str) -> int:
         """Bytes from one peer that wait for a receive."""
         return sum(receive_stream.held_nbytes for receive_stream in self._receive_streams[sender].values())
+
+    def _occupied_by(self, sender: str) -> int:
+        """Memory of the pieces from one peer that wait for a receive, in bytes."""
+        return sum(receive_stream.occupied_nbytes for receive_stream in self._receive_streams[sender].values())
 
     @property
     def held_nbytes(self) -> int:

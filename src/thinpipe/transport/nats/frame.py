@@ -9,6 +9,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Self
 
+from thinpipe.core.foreign import ProtocolError
 from thinpipe.transport.labels import Label
 
 _MAGIC, _VERSION = b"tp", 1
@@ -18,10 +19,6 @@ length of the message, offset of the piece, checksum."""
 HEADER_NBYTES = _FIELDS.size
 PIECE, CREDIT = 0, 1
 """Frame kinds."""
-
-
-class ProtocolError(ConnectionError):
-    """A peer violated the protocol. The generation cannot continue with this peer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinpipe.core.foreign import ProtocolError, decode_foreign
 from thinpipe.transport.collectives import GroupCollectives
 from thinpipe.transport.labels import Label
 from thinpipe.transport.nats.activity import ActivityTracker
+from thinpipe.transport.nats.broadcasts import GENERATION_OVER, LOST, GenerationOver, PeerLost
 from thinpipe.transport.nats.connection import HubConnection
 from thinpipe.transport.nats.flow_control import FlowControl, OutgoingFrame
-from thinpipe.transport.nats.frame import Origin, ProtocolError
+from thinpipe.transport.nats.frame import Origin
 from thinpipe.transport.nats.streams import WINDOW_NBYTES
 from thinpipe.transport.pending_work import TimedWork
 
@@ -65,11 +67,12 @@ class NatsGroup(GroupCollectives):
         self._lock = threading.RLock()
         self.connection, self._generation = connection, origin.generation
         connection.on_failure(self._fail)
+        others = [name for name in names if name != connection.address.name]
         self._subscriptions = [
-            connection.subscribe(PIECES, self._arrived),
-            connection.subscribe(CREDITS, self._arrived, urgent=True),
-            connection.subscribe_broadcast("lost", self._peer_lost),
-            connection.subscribe_broadcast("generation_over", self._generation_over),
+            connection.subscribe(PIECES, self._arrived, senders=others),
+            connection.subscribe(CREDITS, self._arrived, senders=others, urgent=True),
+            connection.subscribe_broadcast(LOST, self._peer_lost),
+            connection.subscribe_broadcast(GENERATION_OVER, self._generation_over),
         ]
 
     def label(self, tag: int, label: Label) -> None:
@@ -142,14 +145,14 @@ class NatsGroup(GroupCollectives):
             self._works.discard(work)
 
     def _peer_lost(self, data: bytes) -> None:
-        name = data.decode(errors="replace")
+        name = decode_foreign(data, PeerLost).peer
         if name in self._names:
             self._fail(ConnectionError(f"peer {name} (process {self._names.index(name)}) is lost"))
 
     def _generation_over(self, data: bytes) -> None:
-        generation, _, why = data.decode(errors="replace").partition(" ")
-        if generation == str(self._generation):
-            self._fail(ConnectionError(why))
+        over = decode_foreign(data, GenerationOver)
+        if over.generation == self._generation:
+            self._fail(ConnectionError(over.reason))
 
     def _fail(self, error: Exception) -> None:
         with self._lock:

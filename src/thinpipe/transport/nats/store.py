@@ -8,10 +8,9 @@ import msgspec
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from thinpipe.core.foreign import decode_foreign
 from thinpipe.transport.nats.connection import HubConnection
 from thinpipe.transport.nats.store_messages import SERVICE, StoreReply, StoreRequest
-
-_DECODER = msgspec.msgpack.Decoder(StoreReply)
 
 
 class NatsStore(Store):
@@ -76,11 +75,11 @@ class NatsStore(Store):
         began = monotonic()
         try:
             data = self._connection.request(SERVICE, msgspec.msgpack.encode(request), seconds=request.wait_seconds + 10)
+            return decode_foreign(data, StoreReply)
         except Exception as error:
             raise dist.DistStoreError(
                 f"the hub did not answer within {monotonic() - began:.0f} s: {error!r}"
             ) from error
-        return _DECODER.decode(data)
 
 
 def _bytes(value: str | bytes) -> bytes:

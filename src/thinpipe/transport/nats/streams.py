@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from thinpipe.core.foreign import ProtocolError
 from thinpipe.transport.labels import Label
-from thinpipe.transport.nats.frame import CREDIT, PIECE, Header, Origin, ProtocolError
+from thinpipe.transport.nats.frame import CREDIT, PIECE, Header, Origin
 
 PIECE_NBYTES = 1 << 20
 """Maximum payload of a frame; larger messages are split. Limited by the server's maximum payload; at 1 MiB the
@@ -17,6 +18,8 @@ overhead of headers is negligible."""
 WINDOW_NBYTES = 16 << 20
 """Default flow-control window in bytes: more than the bandwidth-delay product of a 1 Gbit/s link with 100 ms. A window
 must hold at least four pieces, or credit may arrive too late."""
+_PIECE_OVERHEAD_NBYTES = 500
+"""Memory of a piece that waits, besides its content."""
 
 OnDone = Callable[[], None]
 
@@ -44,7 +47,7 @@ class SendStream:
 
     def grant(self, total: int) -> None:
         """Handles credit: the stream may send up to `total` bytes, counted from its start."""
-        if not self._granted <= total <= self._sent + self._window:
+        if not self._granted < total <= self._sent + self._window:
             raise ProtocolError(f"credit for {total} bytes on tag {self._tag}, of which {self._sent} were sent")
         self._granted = total
 
@@ -147,3 +150,8 @@ class ReceiveStream:
     def held_nbytes(self) -> int:
         """Bytes that have arrived and wait for a receive."""
         return self._held
+
+    @property
+    def occupied_nbytes(self) -> int:
+        """Memory of what waits for a receive, also of pieces without content."""
+        return self._held + _PIECE_OVERHEAD_NBYTES * len(self._arrived)

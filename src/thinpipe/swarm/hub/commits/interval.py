@@ -19,6 +19,11 @@ MARGIN = 1.5
 MIN_SECONDS = 10.0
 """Minimum time between two commits, in seconds, however small the state: each commit pauses training while the state is
 written to disk."""
+_LATE, _MIN_LATE_SECONDS = 4.0, 60.0
+"""An upload is late after `_LATE` times the time that it should take, and not before `_MIN_LATE_SECONDS`."""
+ALONE_SECONDS = 1200.0
+"""Upload time, in seconds, up to which a single peer can lengthen the interval for all, whatever it says of its uplink.
+Beyond, the interval is what the slowest of the others needs, and commits come as the slow peer's files arrive."""
 _MIN_SAMPLES = 5
 """Number of measured steps from which the step time is known."""
 
@@ -33,12 +38,17 @@ class CommitPlan:
     """Upload rate limit of each peer, in bytes per second, in pipeline order."""
     send_seconds: float
     """Seconds until the slowest upload has arrived at the hub."""
+    deadlines: tuple[float, ...] = ()
+    """Seconds after which the upload of each peer is late, in pipeline order."""
+
+    def seconds(self, step_seconds: float) -> float:
+        """Seconds from one commit to the next, given the seconds per step."""
+        return max(self.interval * step_seconds, self.send_seconds)
 
     def in_words(self, step_seconds: float) -> str:
-        """The interval and the work that can be lost, given the seconds per step."""
-        steps = "every step" if self.interval == 1 else f"every {self.interval} steps"
-        lost = self.interval * step_seconds + self.send_seconds
-        return f"commit {steps}: at most {format_duration_ceil(lost)} of work can be lost"
+        """The interval, given the seconds per step. No promise: what can be lost depends on the commits that come."""
+        steps = "step" if self.interval == 1 else f"{self.interval} steps"
+        return f"a commit every {steps}, about every {format_duration_ceil(self.seconds(step_seconds))}"
 
 
 def plan_commits(
@@ -54,11 +64,15 @@ def plan_commits(
     """Chooses the interval and the upload rates. `state_nbytes` and `up_bps` (bits per second) are per peer. `interval`
     overrides the computed number of steps, which is at most `max_steps`."""
     rates = upload_rates(state_nbytes, up_bps, hub_down_bps, share)
-    send_seconds = max(nbytes / rate for nbytes, rate in zip(state_nbytes, rates, strict=True))
+    seconds = [nbytes / rate for nbytes, rate in zip(state_nbytes, rates, strict=True)]
+    uploads = sorted(seconds)
+    send_seconds = uploads[-1]
     if interval is None:
-        steps = max(MARGIN * send_seconds, MIN_SECONDS) / step_seconds
+        others = uploads[-2] if len(uploads) > 1 else send_seconds
+        steps = max(MARGIN * min(send_seconds, max(others, ALONE_SECONDS)), MIN_SECONDS) / step_seconds
         interval = max(1, min(max_steps, math.ceil(steps)))
-    return CommitPlan(interval=interval, bytes_per_second=tuple(rates), send_seconds=send_seconds)
+    deadlines = tuple(max(_LATE * each, _MIN_LATE_SECONDS) for each in seconds)
+    return CommitPlan(interval=interval, bytes_per_second=tuple(rates), send_seconds=send_seconds, deadlines=deadlines)
 
 
 def upload_rates(
@@ -85,6 +99,13 @@ class StepTimeEstimator:
     def __init__(self) -> None:
         self._predicted, self._slowdown, self._count = 0.0, 1.0, 0
         self._latest = deque[float](maxlen=4 * _MIN_SAMPLES)
+        self.first = 0.0
+        """As `known`, but that of the first steps with which it was measured: it changes once in a generation."""
+
+    @property
+    def known(self) -> float:
+        """Median of the latest steps of this generation; before there are enough of them, the corrected prediction."""
+        return median(self._latest) if self._count >= _MIN_SAMPLES else self._predicted * self._slowdown
 
     def begin(self, predicted: float) -> float:
         """A generation begins. Returns its predicted seconds per step, scaled by the ratio of measured to predicted
@@ -93,13 +114,13 @@ class StepTimeEstimator:
             self._slowdown = median(self._latest) / self._predicted
         self._predicted, self._count = predicted, 0
         self._latest.clear()
-        return predicted * self._slowdown
+        self.first = self.known
+        return self.first
 
-    def add(self, seconds: float) -> float | None:
-        """Adds a measured step. Returns the median, once per generation, when enough steps were measured; otherwise
-        None."""
-        if not seconds > 0 or not self._predicted:
-            return None
-        self._latest.append(seconds)
-        self._count += 1
-        return median(self._latest) if self._count == _MIN_SAMPLES else None
+    def add(self, seconds: float) -> None:
+        """Adds a measured step."""
+        if seconds > 0 and self._predicted:
+            self._latest.append(seconds)
+            self._count += 1
+            if self._count == _MIN_SAMPLES:
+                self.first = self.known

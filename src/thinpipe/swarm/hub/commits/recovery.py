@@ -19,6 +19,7 @@ from thinpipe.swarm.hub.commits.ledger import CommitLedger
 from thinpipe.swarm.hub.commits.log import COMMIT_LOG_FILE, CommitLog
 from thinpipe.swarm.hub.commits.lost_files import restore_manifest
 from thinpipe.swarm.protocol.names import HUB
+from thinpipe.swarm.protocol.signed_files import COMMIT_FILE, Maker
 
 NEWEST_MANIFEST_FILE = "newest_manifest.json"
 
@@ -86,8 +87,15 @@ def _holders(commit: Commit) -> Collection[str]:
     return sorted({name for names in commit.holders.values() for name in names if name != HUB}) or ["no known peer"]
 
 
-COMMIT_FILE = "commit.json"
-"""File in a checkpoint folder with its commit record, in case a crash prevents the append to the commit log."""
+class SignedCommit(Commit, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Contents of `COMMIT_FILE`: the record of a commit, in case a crash prevents the append to the commit log, and
+    what shows who made its files. The commit log has the record alone."""
+
+    makers: dict[str, Maker] = msgspec.field(default_factory=dict)
+    """Maker of each file, by file name; empty in checkpoints of earlier versions."""
+
+    def without_makers(self) -> Commit:
+        return Commit(**{field: getattr(self, field) for field in Commit.__struct_fields__})
 
 
 def state_of(manifest: Manifest) -> CommitState:
@@ -126,7 +134,7 @@ def describe_replacement(commit: Commit) -> str:
 def _record(path: Path, state: CommitState) -> Commit | None:
     """The commit record in the checkpoint folder, if it describes this state."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Commit)
+        found = msgspec.json.decode(path.read_bytes(), type=SignedCommit)
     except (FileNotFoundError, *DECODE_ERRORS):
         return None
-    return found if found.state == state else None
+    return found.without_makers() if found.state == state else None

@@ -1,7 +1,7 @@
 """The hub's file services: serve files that peers may fetch, and receive files that the hub expects from peers.
 
-The callers decide which names exist and where the files are; names with path traversal are refused before they are
-asked.
+The callers decide which names exist and where the files are; names with path traversal are refused while a request is
+decoded.
 """
 
 import asyncio
@@ -16,18 +16,15 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from thinpipe.core.files import file_sha256
+from thinpipe.core.foreign import decode_foreign
 from thinpipe.swarm.protocol.file_messages import (
     MAX_IN_FLIGHT,
-    READ_REQUEST_DECODER,
-    WRITE_REQUEST_DECODER,
     BeginWrite,
     ReadChunk,
     ReadReply,
-    StatFile,
-    WriteChunk,
+    ReadRequest,
     WriteReply,
-    decode,
-    is_safe_path,
+    WriteRequest,
 )
 from thinpipe.swarm.protocol.partial_file import PartialFile
 
@@ -61,14 +58,12 @@ class FileReadService:
         self._digests, self._in_flight = FileDigests(), _InFlightLimit()
 
     async def __call__(self, peer: str, data: bytes) -> bytes | None:
-        request = decode(READ_REQUEST_DECODER, data)
-        if request is None:
-            return None
+        request = decode_foreign(data, ReadRequest)
         with self._in_flight.take(peer) as admitted:
             return msgspec.msgpack.encode(await self._answer(request) if admitted else ReadReply(reason=_BUSY))
 
-    async def _answer(self, request: StatFile | ReadChunk) -> ReadReply:
-        path = self._find(request.name) if is_safe_path(request.name) else None
+    async def _answer(self, request: ReadRequest) -> ReadReply:
+        path = self._find(request.name)
         if path is None:
             return ReadReply(reason="the hub has no such file")
         try:
@@ -89,15 +84,13 @@ class FileWriteService:
         self._locks, self._digests, self._in_flight = PathLocks(), FileDigests(), _InFlightLimit()
 
     async def __call__(self, peer: str, data: bytes) -> bytes | None:
-        request = decode(WRITE_REQUEST_DECODER, data)
-        if request is None:
-            return None
+        request = decode_foreign(data, WriteRequest)
         with self._in_flight.take(peer) as admitted:
             answer = await self._answer(peer, request) if admitted else WriteReply(reason=_BUSY)
         return msgspec.msgpack.encode(answer)
 
-    async def _answer(self, peer: str, request: BeginWrite | WriteChunk) -> WriteReply:
-        expected = self._accept(peer, request.name) if is_safe_path(request.name) else None
+    async def _answer(self, peer: str, request: WriteRequest) -> WriteReply:
+        expected = self._accept(peer, request.name)
         if expected is None:
             return WriteReply(reason="the hub does not expect this file from this peer")
         # No await since the request arrived, and the lock is fair: chunks keep their order.
@@ -150,7 +143,7 @@ def _read(path: Path, request: ReadChunk) -> ReadReply:
         return ReadReply(nbytes=nbytes, data=file.read(request.nbytes))
 
 
-def _write(expected: ExpectedFile, request: BeginWrite | WriteChunk) -> WriteReply:
+def _write(expected: ExpectedFile, request: WriteRequest) -> WriteReply:
     """Writes a chunk, or reports what is stored, and finishes the file when it is complete. Runs in a worker thread."""
     file = PartialFile(expected.target, nbytes=expected.nbytes, sha256=expected.sha256)
     stored_nbytes = file.stored_nbytes()

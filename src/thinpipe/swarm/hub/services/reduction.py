@@ -10,12 +10,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from thinpipe.swarm.protocol.decoding import decode_or_none
-from thinpipe.swarm.protocol.reduction import MAX_WAIT_SECONDS, ReduceOp, ReduceReply, ReduceRequest
+from thinpipe.core.foreign import decode_foreign
+from thinpipe.swarm.hub.step_record import StepRecord
+from thinpipe.swarm.protocol.reduction import MAX_VALUES, MAX_WAIT_SECONDS, ReduceOp, ReduceReply, ReduceRequest
 from thinpipe.transport.reduction import reduce_rows
 
-MAX_VALUES = 1 << 20
-"""Maximum number of values in one contribution."""
 _ROUNDS_KEPT = 2
 """Number of latest rounds whose results are kept for repeated requests. No peer is further behind, because a round
 completes only when all peers have requested it."""
@@ -30,9 +29,10 @@ class ReductionError(Exception):
 class StepReduction:
     """All-reduces of one generation, in numbered rounds. Pure: no I/O, no clock."""
 
-    def __init__(self, generation: int, names: Sequence[str]) -> None:
+    def __init__(self, generation: int, names: Sequence[str], record: StepRecord | None = None) -> None:
         self.generation, self.completed_rounds = generation, 0
         """`completed_rounds`: number of rounds whose result is known."""
+        self._record = record
         self._names = list(names)
         self._contributions: dict[str, tuple[ReduceOp, Values]] = {}
         self._results: dict[int, Values] = {}
@@ -46,8 +46,12 @@ class StepReduction:
             return
         if round_number != self.completed_rounds + 1:
             raise ReductionError(f"{name} contributes round {round_number} where {self.completed_rounds + 1} is open")
+        if op == "step" and self._record is not None and (refusal := self._record.refuse(name, values)):
+            raise ReductionError(refusal)
         for other, (their_op, theirs) in self._contributions.items():
             if (op, len(values)) != (their_op, len(theirs)):
+                if self._record is not None:
+                    self._record.unlike = name, other
                 raise ReductionError(
                     f"round {round_number}: {name} contributes {len(values)} numbers for a {op}, "
                     f"and {other} {len(theirs)} for a {their_op}"
@@ -64,12 +68,13 @@ class StepReduction:
 
     def _reduce(self, round_number: int, op: ReduceOp) -> None:
         """Reduces in pipeline order, so that the result does not depend on the order of arrival."""
-        self._results[round_number] = reduce_rows(op, [self._contributions[name][1] for name in self._names])
+        contributions = {name: self._contributions[name][1] for name in self._names}
+        total = reduce_rows("sum" if op == "step" else op, list(contributions.values()))
+        self._results[round_number] = total
+        if op == "step" and self._record is not None:
+            self._record.add(contributions, total)
         self._results.pop(round_number - _ROUNDS_KEPT, None)
         self._contributions, self.completed_rounds = {}, round_number
-
-
-_REQUEST_DECODER = msgspec.msgpack.Decoder(ReduceRequest)
 
 
 class ReductionService:
@@ -80,9 +85,10 @@ class ReductionService:
         self._end_reason = "nothing is computed now"
         self._changed = asyncio.Condition()
 
-    async def begin(self, generation: int, names: Sequence[str]) -> None:
-        """Starts round 1 of a generation. `names`: its peers in pipeline order."""
-        await self._set(StepReduction(generation, names))
+    async def begin(self, generation: int, names: Sequence[str], record: StepRecord) -> None:
+        """Starts round 1 of a generation. `names`: its peers in pipeline order. `record` sees the vectors of its
+        steps."""
+        await self._set(StepReduction(generation, names, record))
 
     async def end(self, why: str) -> None:
         """Answers all waiting requests with a refusal that gives this reason."""
@@ -96,9 +102,7 @@ class ReductionService:
             self._changed.notify_all()
 
     async def __call__(self, peer: str, data: bytes) -> bytes | None:
-        request = decode_or_none(_REQUEST_DECODER, data)
-        if request is None or len(request.values) % 8:
-            return None
+        request = decode_foreign(data, ReduceRequest)
         values = np.frombuffer(request.values, "<f8")
         return msgspec.msgpack.encode(await self._answer(peer, request, values))
 

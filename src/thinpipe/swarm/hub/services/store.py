@@ -4,18 +4,16 @@ import asyncio
 
 import msgspec
 
-from thinpipe.swarm.protocol.decoding import decode_or_none
+from thinpipe.core.foreign import decode_foreign
 from thinpipe.transport.nats.store_messages import StoreReply, StoreRequest
 
-MAX_KEYS, MAX_KEY_CHARACTERS, MAX_VALUE_NBYTES = 10_000, 200, 4096
+MAX_KEYS, MAX_VALUE_NBYTES = 10_000, 4096
 """Limits of the store: it is for rendezvous, not for bulk data."""
-MAX_KEYS_PER_REQUEST = 1000
 MAX_WAIT_SECONDS = 3600.0
 """Maximum seconds that a `get` or `wait` blocks."""
 
 _MAX_DIGITS = 18
 """Digits from which a stored number is no longer taken as one."""
-_DECODER = msgspec.msgpack.Decoder(StoreRequest)
 
 
 class StoreService:
@@ -28,10 +26,7 @@ class StoreService:
         """Number of calls of `wake_all_waiters`."""
 
     async def __call__(self, peer: str, data: bytes) -> bytes | None:  # noqa: ARG002  all peers share it
-        request = decode_or_none(_DECODER, data)
-        if request is None or not _is_valid(request):
-            return None
-        return msgspec.msgpack.encode(await self._answer(request))
+        return msgspec.msgpack.encode(await self._answer(decode_foreign(data, StoreRequest)))
 
     def clear(self) -> None:
         """Removes all keys, at the start of a generation."""
@@ -90,12 +85,6 @@ class StoreService:
         if (known or b"") == request.expected:
             self._values[key] = request.value
         return StoreReply(found=True, value=self._values.get(key, request.expected))
-
-
-def _is_valid(request: StoreRequest) -> bool:
-    keys = len(request.keys)
-    wanted = {"wait": 0 < keys <= MAX_KEYS_PER_REQUEST, "count": keys == 0}.get(request.what, keys == 1)
-    return wanted and all(len(key) <= MAX_KEY_CHARACTERS for key in request.keys)
 
 
 def _number(value: bytes | None) -> int:

@@ -1,0 +1,82 @@
+"""Configuration of a model that is Hugging Face's own class: its config.json as it is, and where it is cut.
+
+Unlike a family of ours (`config/families`) it describes no layers: transformers builds them from config.json. Imports
+neither torch nor transformers; `models/hf/decoder.py` makes one from a folder.
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from thinpipe.core.errors import UserError
+
+HUGGINGFACE = "huggingface"
+"""Family of these models in the manifest of a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters beside frozen weights, in the words of the library peft."""
+
+    r: int = 16
+    """Rank of an adapter."""
+    lora_alpha: float = 32
+    """An adapter's output is multiplied by lora_alpha / r."""
+    target_modules: str | tuple[str, ...] = "all-linear"
+    """Names of the layers that get adapters, as peft matches them; all-linear: every linear layer in the blocks."""
+    lora_dropout: float = 0.0
+    """Dropout of an adapter's input."""
+    use_rslora: bool = False
+    """Whether to multiply by lora_alpha / sqrt(r) instead."""
+
+    def __post_init__(self) -> None:
+        if self.r < 1:
+            raise UserError(f"lora.r must be at least 1, not {self.r}")
+        if not 0 <= self.lora_dropout < 1:
+            raise UserError(f"lora.lora_dropout must be at least 0 and below 1, not {self.lora_dropout}")
+        if not self.target_modules:
+            raise UserError('lora.target_modules is empty: name layers, or write "all-linear"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceModelConfig:
+    """A decoder-only model of Hugging Face, cut into segments."""
+
+    source: str
+    """Folder with config.json and, unless weights are only drawn, the model's safetensors files."""
+    stored: dict[str, Any]
+    """Content of config.json."""
+    vocab_size: int
+    dim: int
+    """Width of the residual stream, and so of the state at a boundary."""
+    n_layers: int
+    lora: LoraConfig | None = None
+    """Adapters that are trained while all other weights are frozen. None: all weights are trained."""
+    boundaries: tuple[int, ...] = ()
+    """Block indices at which the model is cut: (2, 4) makes the segments blocks 0-1, 2-3 and 4 to the end."""
+
+    def __post_init__(self) -> None:
+        edges = (0, *self.boundaries, self.n_layers)
+        if any(left >= right for left, right in itertools.pairwise(edges)):
+            raise UserError(
+                f"boundaries {list(self.boundaries)} must rise strictly between 1 and {self.n_layers - 1}, "
+                f"so that each of the {len(edges) - 1} segments has at least one of the {self.n_layers} blocks"
+            )
+
+    @property
+    def family(self) -> str:
+        return HUGGINGFACE
+
+    @property
+    def state_width(self) -> int:
+        return self.dim
+
+    @property
+    def in_subspace(self) -> bool:
+        return False
+
+    @property
+    def segments(self) -> tuple[range, ...]:
+        """Block indices of each segment."""
+        edges = (0, *self.boundaries, self.n_layers)
+        return tuple(range(left, right) for left, right in itertools.pairwise(edges))

@@ -1,0 +1,56 @@
+"""What a generation is expected to do, what the event log says of its start, and the assignment of its peers: from
+membership and run, without I/O."""
+
+from collections.abc import Mapping, Sequence
+
+from thinpipe.core.events import GenerationStarted
+from thinpipe.swarm.hub.membership import Generation, Membership
+from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart
+from thinpipe.swarm.protocol.machine_report import MachineReport
+from thinpipe.swarm.protocol.messages import Assignment
+
+
+def forecast(generation: Generation, membership: Membership) -> GenerationForecast:
+    """Expected speed of a generation, by the reports of its peers."""
+    reports = _reports(generation, membership).values()
+    return GenerationForecast(
+        tokens_per_second=generation.partition.tokens_per_second,
+        up_bps=[report.up_bps for report in reports],
+        hub_down_bps=membership.hub_rates[1],
+        latency_s=max(report.latency_s for report in reports),
+    )
+
+
+def start_event(generation: Generation, membership: Membership, step: int) -> GenerationStarted:
+    """The event of a generation that continues from this step."""
+    reports = _reports(generation, membership)
+    return GenerationStarted(
+        generation=generation.number,
+        step=step,
+        peers=[reports[name].place(name, segments) for name, segments in generation.partition.stages],
+        bottleneck=generation.partition.bottleneck,
+    )
+
+
+def make_assignment(
+    generation: Generation, start: GenerationStart, *, commit_plan: str, diverged_steps: Sequence[int]
+) -> Assignment:
+    return Assignment(
+        generation=generation.number,
+        names=generation.names,
+        shares=list(generation.shares.values()),
+        incarnations=dict(generation.incarnations),
+        settings=start.settings,
+        manifest=start.manifest,
+        dataset_info=start.dataset_info,
+        tokenizer=start.tokenizer,
+        text=f"slowest part: {generation.partition.bottleneck}; {commit_plan}",
+        upload_bytes_per_second=start.upload_bytes_per_second,
+        diverged_steps=list(diverged_steps),
+    )
+
+
+def _reports(generation: Generation, membership: Membership) -> Mapping[str, MachineReport]:
+    """Reports of the generation's peers by name, in pipeline order."""
+    reports = {name: membership.report_of(name) for name in generation.names}
+    return {name: report for name, report in reports.items() if report is not None}

@@ -1,0 +1,63 @@
+"""A peer that trains against the run and tells losses that fall: what its owner saw was a run that learns. The hub
+computes losses again from its own commits, and names who can have told a false one."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.liars import lies
+from thinpipe.config.run import ValidationConfig
+from thinpipe.core.audit_events import BoundaryAlarm, CommitMeasured, LossRecomputed
+from thinpipe.core.events import GenerationStarted, read_events
+from thinpipe.core.run_folder import events_path
+
+RECOMPUTED = r"computed again by the hub: \d"
+
+
+@pytest.fixture
+def run_config(run_config):
+    """Two segments for two peers, of which the faster one gets the last."""
+    return replace(
+        run_config,
+        model=replace(run_config.model, boundaries=(2,)),
+        training=replace(run_config.training, precision="fp32"),
+        validation=ValidationConfig(freq=0),
+        checkpoint=replace(run_config.checkpoint, interval=10),
+    )
+
+
+def events_of(run_config, *kinds):
+    return [event for event in read_events(events_path(run_config.job.dump_folder)) if isinstance(event, kinds)]
+
+
+@pytest.mark.parametrize("lie", [lies.climbing, lies.false_loss], ids=["climbing", "false loss"])
+def test_a_careful_liar_is_named(lie, run_config, start_hub, join, join_dishonestly):
+    hub, invites = start_hub(2, "--hub.audit-share", "1")
+    join(invites[0], "anna")
+    mallory = join_dishonestly(invites[1], "mallory", lie)
+    hub.until(r"generation 1 starts from step 0: anna \(.*mallory \(")
+    named = hub.until(
+        r"ALARM: loss (\S+) was reported, and the hub computes (\S+) from its commit\. Either (\S+) reports"
+    )
+    assert named[3] == "mallory"
+    assert named[1] != named[2]
+    assert events_of(run_config, LossRecomputed)[0].is_disputed, "the first loss that is computed again"
+    assert hub.process.poll() is None
+    assert mallory.process.poll() is None, "an alarm is for the owner: it removes nobody"
+
+
+def test_honest_peers_raise_no_alarm(run_config, start_hub, join):
+    hub, invites = start_hub(2, "--hub.audit-share", "1")
+    for name, invite in zip(("anna", "bert"), invites, strict=True):
+        join(invite, name)
+    hub.until(rf"(?s)({RECOMPUTED}.*){{3}}")
+    assert "ALARM" not in hub.printed
+    audits = events_of(run_config, LossRecomputed)
+    assert audits
+    assert all(audit.recomputed == audit.reported for audit in audits), "devices are alike: to the bit"
+    (started,) = events_of(run_config, GenerationStarted)
+    assert {name for audit in audits for name in audit.peers} == {started.peers[-1].name}
+    assert events_of(run_config, CommitMeasured)
+    assert not events_of(run_config, BoundaryAlarm)
+    assert len(re.findall(RECOMPUTED, hub.printed)) >= 3, "shown to the owner"
