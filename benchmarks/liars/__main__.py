@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from tests.device.sim import environment
 from tests.programs import Program, hub_arguments, invites_of
 from tests.reference.language import SyntheticLanguage
 from thinpipe.checkpoint import Checkpoint
+from thinpipe.checkpoint.state import layers_by_segment
 from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.config.model import SubspaceConfig
 from thinpipe.config.run import (
@@ -49,6 +50,7 @@ from thinpipe.core.audit_events import AuditEvent, BoundaryAlarm, CommitMeasured
 from thinpipe.core.events import GenerationStarted, Step, read_events
 from thinpipe.core.run_folder import checkpoints_path, events_path
 from thinpipe.data import Cursor, ShardWriter, Vocabulary
+from thinpipe.models import build
 from thinpipe.swarm.hub.commit_losses import MeasuredCommit
 from thinpipe.swarm.hub.loss_audit import LossAudit
 from thinpipe.training.data_loading import LocalTokens
@@ -157,14 +159,17 @@ def audited(run: RunConfig) -> list[AuditEvent]:
     with tempfile.TemporaryDirectory() as folder:
         audit = LossAudit(Path(folder), share=1.0, band=loss_band(run))
         audit.reported.on_generation(0, [peer.name for peer in begun.peers])
+        layers = layers_by_segment(build(run.model.resolve(WORDS)), None)
+        audit.changes.on_generation(
+            {layer: peer.name for peer in begun.peers for segment in peer.segments for layer in layers[segment]}
+        )
         for path in sorted(checkpoints_path(run.job.dump_folder).glob("step-*")):
             checkpoint = Checkpoint.open(path)
             step, began = checkpoint.manifest.step, time.monotonic()
             while steps and steps[0].step <= step + 1:
                 audit.on_step(steps.pop(0))
             losses = recompute_losses(checkpoint, source, own_batch)
-            assert losses.own_batch is not None
-            measured = MeasuredCommit(step=step, next_step=losses.next_step, own_batch=losses.own_batch)
+            measured = MeasuredCommit(step=step, **asdict(losses))
             found += audit.findings(measured, time.monotonic() - began)
     return found
 

@@ -11,6 +11,7 @@ from typing import Any
 KINDS = {
     "loss_recomputed": "loss of the step after a commit",
     "commit_measured": "loss of the hub's own batch",
+    "layers_unchanged": "change of layers",
     "boundary_alarm": "figures at a boundary",
 }
 PAGE = """# Liars

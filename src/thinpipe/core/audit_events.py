@@ -78,4 +78,21 @@ class BoundaryAlarm(Event, frozen=True, kw_only=True, tag="boundary_alarm"):
         return True
 
 
-AuditEvent = LossRecomputed | CommitMeasured | BoundaryAlarm
+class LayersUnchanged(Event, frozen=True, kw_only=True, tag="layers_unchanged"):
+    """Between two commits of one generation that the hub has measured, some layers have changed far less than others:
+    the peers that hold them do not train them."""
+
+    step: int
+    """Step of the later commit."""
+    since: int
+    """Step of the earlier commit."""
+    layers: list[str]
+    peers: list[str]
+    """Peers that hold these layers."""
+
+    @property
+    def is_disputed(self) -> bool:
+        return True
+
+
+AuditEvent = LossRecomputed | CommitMeasured | LayersUnchanged | BoundaryAlarm

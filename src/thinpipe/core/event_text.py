@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from thinpipe.core.audit_events import BoundaryAlarm, CommitMeasured, LossRecomputed
+from thinpipe.core.audit_events import BoundaryAlarm, CommitMeasured, LayersUnchanged, LossRecomputed
 from thinpipe.core.events import (
     AnyEvent,
     BasisChanged,
@@ -140,6 +140,11 @@ def format_event(event: AnyEvent) -> str:
                 f"ALARM: {found}. Batches of text explain no such difference. Either {' or '.join(event.peers)} "
                 "reports false losses, or a peer spoils the weights. Stop the run, remove who is to blame "
                 "(`thinpipe kick`), and go back to an older checkpoint"
+            )
+        case LayersUnchanged():
+            return (
+                f"ALARM: {', '.join(event.layers)} hardly changed between the commits of steps {event.since} and "
+                f"{event.step}, while other layers did: {' and '.join(event.peers)} did not train what they hold"
             )
         case BoundaryAlarm():
             what = f"{'states' if event.forward else 'gradients'} over boundary {event.boundary}"

@@ -13,7 +13,7 @@ from typing import Annotated, Self
 
 import msgspec
 
-from thinpipe.core.audit_events import BoundaryAlarm, CommitMeasured, LossRecomputed
+from thinpipe.core.audit_events import BoundaryAlarm, CommitMeasured, LayersUnchanged, LossRecomputed
 from thinpipe.core.bounds import MAX_SEGMENTS, Count, LongText, Nbytes, Real, Seconds, SegmentIndex, Text, Toml
 from thinpipe.core.event_base import Event
 
@@ -364,6 +364,7 @@ HubEvent = (
     | ExactnessLost
     | LossRecomputed
     | CommitMeasured
+    | LayersUnchanged
 )
 """Events that only a hub writes; the hub rejects them from peers."""
 AnyEvent = TrainingEvent | HubEvent

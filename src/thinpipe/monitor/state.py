@@ -5,7 +5,7 @@ import tomllib
 from collections import deque
 from collections.abc import Sequence
 
-from thinpipe.core.audit_events import AuditEvent, BoundaryAlarm, CommitMeasured, LossRecomputed
+from thinpipe.core.audit_events import AuditEvent, BoundaryAlarm, CommitMeasured, LayersUnchanged, LossRecomputed
 from thinpipe.core.event_text import format_event, format_event_line
 from thinpipe.core.events import (
     AnyEvent,
@@ -79,7 +79,7 @@ class RunState:
             case Validated():
                 if event.loss is not None:
                     self.validations.add(event.step, event.loss)
-            case LossRecomputed() | CommitMeasured() | BoundaryAlarm():
+            case LossRecomputed() | CommitMeasured() | LayersUnchanged() | BoundaryAlarm():
                 self._audited(event)
             case Stopped():
                 self.state = "finished" if event.reason == "finished" else f"stopped: {printable(event.reason)}"

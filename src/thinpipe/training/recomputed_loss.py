@@ -29,6 +29,7 @@ from thinpipe.pipeline.runner import mean_of
 from thinpipe.pipeline.stage_module import StageModule
 from thinpipe.training.data_loading import TokenSource
 from thinpipe.training.engine import Ids
+from thinpipe.training.weight_sketch import Sketch, sketch_layers
 
 _BAND, _BAND_OF_BF16 = 1e-3, 1e-2
 """Relative differences of a loss between devices. Sums in another order differ by 1e-7 in float32 and by up to 1e-4 in
@@ -46,6 +47,8 @@ class RecomputedLosses:
     """Mean loss of the step after the checkpoint, as in training."""
     own_batch: float | None
     """Mean loss of a batch of the caller's choice, as in validation; None: none was given."""
+    sketches: dict[str, Sketch]
+    """Of each layer's weights (`training.weight_sketch`)."""
 
 
 @torch.no_grad()
@@ -54,9 +57,11 @@ def recompute_losses(
     source: TokenSource,
     own_batch_BW: Ids | None = None,
     *,
+    sketch_seed: int = 0,
     on_segment: Callable[[int], None] = lambda _index: None,
 ) -> RecomputedLosses:
     """Losses that follow from the checkpoint, on the CPU. `on_segment` is called before each segment is read.
+    `sketch_seed`: sketches of the same seed can be compared.
 
     Memory: the weights of one segment, without gradients and moments, and the states of all micro-batches.
     """
@@ -74,14 +79,17 @@ def recompute_losses(
     passes = [next_step]
     if own_batch_BW is not None:  # before the step, which changes codec state that validation reads
         passes.insert(0, _ForwardPass(own_batch_BW, size, methods, seed=seed, step=0, training=False))
+    sketches: dict[str, Sketch] = {}
     for index, segment in enumerate(model.segments):
         on_segment(index)
         materialise(segment, seed=seed, dtype=getattr(torch, recipe.weights), draw=False)
-        restore(checkpoint, dict(segment.named_parameters()), model.space)
+        parameters = dict(segment.named_parameters())
+        restore(checkpoint, parameters, model.space)
+        sketches |= sketch_layers(parameters, seed=sketch_seed)
         for forward_pass in passes:
             forward_pass.through(StageModule(model.segments, range(index, index + 1), methods, seed=seed))
         segment.to("meta")
-    return RecomputedLosses(next_step.loss, passes[0].loss if len(passes) > 1 else None)
+    return RecomputedLosses(next_step.loss, passes[0].loss if len(passes) > 1 else None, sketches)
 
 
 class _ForwardPass:

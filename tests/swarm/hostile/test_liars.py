@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.liars import lies
 from thinpipe.config.run import ValidationConfig
-from thinpipe.core.audit_events import BoundaryAlarm, CommitMeasured, LossRecomputed
+from thinpipe.core.audit_events import BoundaryAlarm, CommitMeasured, LayersUnchanged, LossRecomputed
 from thinpipe.core.events import GenerationStarted, read_events
 from thinpipe.core.run_folder import events_path
 
@@ -47,6 +47,18 @@ def test_a_careful_liar_is_named(lie, run_config, start_hub, join, join_dishones
     assert mallory.process.poll() is None, "an alarm is for the owner: it removes nobody"
 
 
+def test_a_peer_that_never_updates_its_weights_is_named(run_config, start_hub, join, join_dishonestly):
+    hub, invites = start_hub(2, "--hub.audit-share", "1")
+    join(invites[0], "anna")
+    join_dishonestly(invites[1], "mallory", lies.frozen_layers)
+    named = hub.until(r"ALARM: (.+) hardly changed between the commits of steps \d+ and \d+, .*: (\S+) did not train")
+    assert named[2] == "mallory"
+    (started, *_) = events_of(run_config, GenerationStarted)
+    assert started.peers[-1].name == "mallory"
+    assert "last" in named[1]
+    assert "first" not in named[1]
+
+
 def test_honest_peers_raise_no_alarm(run_config, start_hub, join):
     hub, invites = start_hub(2, "--hub.audit-share", "1")
     for name, invite in zip(("anna", "bert"), invites, strict=True):
@@ -59,5 +71,5 @@ def test_honest_peers_raise_no_alarm(run_config, start_hub, join):
     (started,) = events_of(run_config, GenerationStarted)
     assert {name for audit in audits for name in audit.peers} == {started.peers[-1].name}
     assert events_of(run_config, CommitMeasured)
-    assert not events_of(run_config, BoundaryAlarm)
+    assert not events_of(run_config, BoundaryAlarm, LayersUnchanged)
     assert len(re.findall(RECOMPUTED, hub.printed)) >= 3, "shown to the owner"

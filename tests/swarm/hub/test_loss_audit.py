@@ -210,7 +210,7 @@ def test_what_was_reported_before_a_roll_back_is_not_compared(told):
 def test_a_commit_that_was_given_up_is_not_compared(told, committed):
     told._commit_losses.is_running = True
     older = msgspec.structs.replace(committed.manifest, step=3)
-    told.on_generation(Checkpoint(committed.path, older), PEERS)
+    told.on_generation(Checkpoint(committed.path, older), PEERS, {})
     told._commit_losses.result = MeasuredCommit(step=4, next_step=4.0, own_batch=4.0)
     told.on_step(step(5, 9.0))
     assert told.poll() == []

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
 from thinpipe.checkpoint import Checkpoint
+from thinpipe.training.weight_sketch import Sketch
 
 _LOG = logging.getLogger(__name__)
 _NICE = 10
@@ -38,6 +39,8 @@ class MeasuredCommit:
     """Loss of the step after it."""
     own_batch: float
     """Loss of the hub's own batch."""
+    sketches: Mapping[str, Sketch] = field(default_factory=dict)
+    """Of each layer's weights; the hub's place is their seed, so that nobody else knows it."""
 
 
 class CommitLosses:
@@ -144,8 +147,10 @@ def main(path: Path, place: int) -> None:
     checkpoint = Checkpoint.open(path)
     source = LocalTokens(from_table(tomllib.loads(checkpoint.manifest.run), RunConfig, where=str(path)))
     own_batch = source.batch(Cursor(samples_seen=place))
-    losses = recompute_losses(checkpoint, source, own_batch, on_segment=lambda _index: _end_with(parent))
-    print(json.dumps({"next_step": losses.next_step, "own_batch": losses.own_batch}))
+    losses = recompute_losses(
+        checkpoint, source, own_batch, sketch_seed=place, on_segment=lambda _index: _end_with(parent)
+    )
+    print(json.dumps(asdict(losses)))
 
 
 if __name__ == "__main__":

@@ -13,17 +13,18 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, stdev
 
 from thinpipe.checkpoint import Checkpoint
 from thinpipe.config.run import RunConfig
-from thinpipe.core.audit_events import CommitMeasured, LossRecomputed
+from thinpipe.core.audit_events import AuditEvent, CommitMeasured, LossRecomputed
 from thinpipe.core.events import Step
 from thinpipe.core.files import write_atomically
 from thinpipe.swarm.hub.commit_losses import CommitLosses, MeasuredCommit
+from thinpipe.swarm.hub.layer_changes import LayerChanges
 from thinpipe.training.recomputed_loss import loss_band
 
 _REMEMBERED_STEPS = 10_000
@@ -94,6 +95,7 @@ class LossAudit:
         """A measured commit and the seconds that it took, while the step after it has not been reported."""
         self._differences: deque[float] = deque(maxlen=_MAX_COMMITS)
         """Loss of the hub's own batch minus that of the next step's batch, both computed by the hub."""
+        self.changes = LayerChanges()
         self._last_measured = -1
         self._counts_up_to = math.inf
         """The commit that is being measured counts only up to this step: later commits are no longer any."""
@@ -101,9 +103,10 @@ class LossAudit:
     def on_step(self, event: Step) -> None:
         self.reported.on_step(event)
 
-    def on_generation(self, newest: Checkpoint, names: Sequence[str]) -> None:
-        """These peers go on from this commit; a commit after it is no longer one."""
+    def on_generation(self, newest: Checkpoint, names: Sequence[str], layers: Mapping[str, Sequence[str]]) -> None:
+        """These peers, with these layers, go on from this commit; a commit after it is no longer one."""
         self.reported.on_generation(newest.manifest.step, names)
+        self.changes.on_generation({layer: name for name, held in layers.items() for layer in held})
         if self._waiting is not None and self._waiting[0].step > newest.manifest.step:
             self._waiting = None
         self._counts_up_to = newest.manifest.step
@@ -119,7 +122,7 @@ class LossAudit:
         self._last_measured, self._counts_up_to = checkpoint.manifest.step, math.inf
         self._commit_losses.start(checkpoint)
 
-    def poll(self) -> list[LossRecomputed | CommitMeasured]:
+    def poll(self) -> list[AuditEvent]:
         """What has been found since the last call."""
         ended = self._commit_losses.poll()
         if ended is not None:
@@ -136,9 +139,9 @@ class LossAudit:
     def close(self) -> None:
         self._commit_losses.close()
 
-    def findings(self, found: MeasuredCommit, seconds: float) -> list[LossRecomputed | CommitMeasured]:
+    def findings(self, found: MeasuredCommit, seconds: float) -> list[AuditEvent]:
         """What the losses of a commit show, compared with what was reported."""
-        events: list[LossRecomputed | CommitMeasured] = []
+        events: list[AuditEvent] = []
         reported = self.reported.find(found.step + 1)
         if reported is not None:  # else the step was skipped
             events.append(
@@ -152,6 +155,8 @@ class LossAudit:
                 )
             )
         events.append(self._measured(found, seconds))
+        if (unchanged := self.changes.on_commit(found.step, found.sketches)) is not None:
+            events.append(unchanged)
         self._summarise(found, reported)
         self._alarms += sum(event.is_disputed for event in events)
         return events

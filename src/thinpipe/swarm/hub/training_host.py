@@ -133,7 +133,8 @@ class TrainingHost(CommitStore):
         }
         self.begin_commits(generation.number, held)
         self._watchdog.begin(time.monotonic(), self.config.parallelism.timeout_seconds)
-        self._audit.on_generation(self.newest, generation.names)
+        layers = {name: [layer_of(file) for file in files] for name, files in held.items()}
+        self._audit.on_generation(self.newest, generation.names, layers)
         shares = list(generation.shares.values())
         self._plan = None if forecast is None else self._plan_commits(shares, forecast)
         self._upload_seconds = (
