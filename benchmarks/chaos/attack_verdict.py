@@ -14,16 +14,8 @@ from benchmarks.chaos.log import AnyRecord, Exited, Happened, Named, Raised, Str
 from benchmarks.chaos.outages import Outage, members_at
 from benchmarks.chaos.results import AttackResult
 from thinpipe.core.event_text import format_event
-from thinpipe.core.events import (
-    RUN_ENDING_CAUSES,
-    AnyEvent,
-    GenerationEnded,
-    GenerationStarted,
-    PeerJoined,
-    PeerLeft,
-    Saved,
-    Started,
-)
+from thinpipe.core.events import AnyEvent, Saved, Started
+from thinpipe.core.hub_events import RUN_ENDING_CAUSES, GenerationEnded, GenerationStarted, PeerJoined, PeerLeft
 
 LONGEST_SECONDS = 60.0
 """So long an attack may stop all computing. Beyond, it has halted the run."""

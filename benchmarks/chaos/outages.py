@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from benchmarks.chaos.attacks.catalogue import ATTACKS, is_attacker
 from benchmarks.chaos.config import HUB
 from benchmarks.chaos.log import AnyRecord, Begun, Happened, Healed, Struck
-from thinpipe.core.events import AnyEvent, GenerationEnded, GenerationStarted, PeerJoined, PeerLeft, Started, Step
+from thinpipe.core.events import AnyEvent, Started, Step
+from thinpipe.core.hub_events import GenerationEnded, GenerationStarted, PeerJoined, PeerLeft
 
 MAX_LATE_SECONDS = 5.0
 """Steps in flight may still be reported for this long after a fault that ends their generation."""

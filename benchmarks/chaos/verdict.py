@@ -28,7 +28,8 @@ from benchmarks.chaos.log import (
 from benchmarks.chaos.outages import Outage, find_outages, members_at
 from benchmarks.chaos.results import SEVERAL, SeedResult, Usage
 from thinpipe.core.event_text import format_event
-from thinpipe.core.events import PeerJoined, PeerLeft, RolledBack, Started, Step
+from thinpipe.core.events import Started, Step
+from thinpipe.core.hub_events import PeerJoined, PeerLeft, RolledBack
 
 WARM_SECONDS = 60.0
 """First seconds of a process that do not count for its memory use; nor does the beginning of the run."""

@@ -47,7 +47,8 @@ from thinpipe.config.run import (
 )
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.audit_events import AuditEvent, BoundaryAlarm, CommitMeasured
-from thinpipe.core.events import GenerationStarted, Step, read_events
+from thinpipe.core.events import Step, read_events
+from thinpipe.core.hub_events import GenerationStarted
 from thinpipe.core.run_folder import checkpoints_path, events_path
 from thinpipe.data import Cursor, ShardWriter, Vocabulary
 from thinpipe.models import build

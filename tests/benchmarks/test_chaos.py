@@ -25,16 +25,8 @@ from benchmarks.chaos.schedule import MAX_AWAY, make_schedule
 from benchmarks.chaos.verdict import Facts, judge
 from thinpipe.core.errors import UserError
 from thinpipe.core.event_text import format_event
-from thinpipe.core.events import (
-    GenerationEnded,
-    GenerationStarted,
-    PeerAssignment,
-    PeerJoined,
-    Retried,
-    RolledBack,
-    Started,
-    Step,
-)
+from thinpipe.core.events import Retried, Started, Step
+from thinpipe.core.hub_events import GenerationEnded, GenerationStarted, PeerAssignment, PeerJoined, RolledBack
 
 
 def test_three_runs_of_half_an_hour_have_enough_of_everything():

@@ -23,7 +23,8 @@ from benchmarks.chaos.verdict import Facts, judge
 from tests.benchmarks.test_chaos import FILES, at, ended, generation, happened, started, step
 from tests.programs import PATIENCE
 from thinpipe.core.event_text import format_event
-from thinpipe.core.events import GenerationEnded, PeerJoined, PeerLeft, Retried, Saved, Step
+from thinpipe.core.events import Retried, Saved, Step
+from thinpipe.core.hub_events import GenerationEnded, PeerJoined, PeerLeft
 
 SECONDS, CLEAN, SPC = 60, 8, 2
 

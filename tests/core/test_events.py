@@ -5,22 +5,24 @@ import pytest
 
 from thinpipe.core.event_text import format_event, format_event_line
 from thinpipe.core.events import (
-    CheckpointDamaged,
-    CheckpointRepaired,
     EventLog,
-    GenerationEnded,
-    GenerationStarted,
     LinkTraffic,
-    PeerAssignment,
-    PeerJoined,
-    PeerLeft,
-    RolledBack,
     Saved,
     Skipped,
     Step,
     Stopped,
     read_events,
     read_events_of_any_version,
+)
+from thinpipe.core.hub_events import (
+    CheckpointDamaged,
+    CheckpointRepaired,
+    GenerationEnded,
+    GenerationStarted,
+    PeerAssignment,
+    PeerJoined,
+    PeerLeft,
+    RolledBack,
 )
 
 STEP = Step(step=1, loss=2.0, grad_norm=0.5, lr=1e-3, tokens=10, seconds=0.1, tokens_per_second=100.0)

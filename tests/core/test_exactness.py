@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from thinpipe.core.events import EventLog, ExactnessLost, GenerationStarted, PeerAssignment, Started, Step
+from thinpipe.core.events import EventLog, Started, Step
 from thinpipe.core.exactness import Exactness, exactness_of
+from thinpipe.core.hub_events import ExactnessLost, GenerationStarted, PeerAssignment
 
 
 def generation(step, *classes, number=1):

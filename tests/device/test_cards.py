@@ -24,7 +24,8 @@ from thinpipe.config.hub import JoinConfig
 from thinpipe.config.run import CheckpointConfig, JobConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import ExactnessLost, GenerationStarted, PeerLeft, Step
+from thinpipe.core.events import Step
+from thinpipe.core.hub_events import ExactnessLost, GenerationStarted, PeerLeft
 from thinpipe.device.device_class import deterministic_algorithms
 from thinpipe.report.summary import summarise
 from thinpipe.swarm.peer import cards

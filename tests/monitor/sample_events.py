@@ -1,6 +1,7 @@
 """Events of a run that nobody computed."""
 
-from thinpipe.core.events import LinkTraffic, PeerAssignment, Started, Step
+from thinpipe.core.events import LinkTraffic, Started, Step
+from thinpipe.core.hub_events import PeerAssignment
 
 TOKENS, DIM = 1000, 128
 

@@ -7,7 +7,8 @@ import pytest
 
 from tests.monitor.sample_events import link, step
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import PeerLeft, Validated
+from thinpipe.core.events import Validated
+from thinpipe.core.hub_events import PeerLeft
 from thinpipe.monitor.exporters import EXPORTERS, ExporterSettings, Prometheus, TensorBoard, open_exporters
 
 STEP = step(3, links=[link(0, True)], busy=[0.5, 1.0], memory=[10, 20])

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from tests.monitor.sample_events import DIM, TOKENS, link, peers, started, step
 from thinpipe.core.audit_events import CommitMeasured, LossRecomputed
-from thinpipe.core.events import GenerationEnded, GenerationStarted, PeerJoined, PeerLeft, Retried, Stopped, Validated
+from thinpipe.core.events import Retried, Stopped, Validated
+from thinpipe.core.hub_events import GenerationEnded, GenerationStarted, PeerJoined, PeerLeft
 from thinpipe.monitor.state import DownsampledCurve, RunState
 from thinpipe.monitor.terminal import render, sparkline
 

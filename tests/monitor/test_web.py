@@ -11,7 +11,8 @@ import pytest
 
 from tests.monitor.sample_events import peers, started, step
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import EventLog, GenerationStarted
+from thinpipe.core.events import EventLog
+from thinpipe.core.hub_events import GenerationStarted
 from thinpipe.monitor.log_follower import LogFollower
 from thinpipe.monitor.web import Page
 from thinpipe.monitor.web_server import serve_until_stopped, serving

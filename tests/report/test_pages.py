@@ -12,15 +12,8 @@ from thinpipe.cli import main
 from thinpipe.config.model import ProjectionConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.audit_events import CommitMeasured, LossRecomputed
-from thinpipe.core.events import (
-    GenerationEnded,
-    GenerationStarted,
-    PeerAssignment,
-    PeerJoined,
-    PeerLeft,
-    Retried,
-    Skipped,
-)
+from thinpipe.core.events import Retried, Skipped
+from thinpipe.core.hub_events import GenerationEnded, GenerationStarted, PeerAssignment, PeerJoined, PeerLeft
 from thinpipe.report.summary import summarise
 
 EVIL = '<script>alert("x")</script>&amp;'

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.swarm.judged import CONTRIBUTED, INTERVAL, KINDS, SAID, Attack, World
-from thinpipe.core.events import PeerSuspended
+from thinpipe.core.hub_events import PeerSuspended
 
 GENERATIONS = 20
 ATTACKS = st.lists(

@@ -37,14 +37,8 @@ from thinpipe.config.run import CheckpointConfig, JobConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.event_text import format_event
-from thinpipe.core.events import (
-    CheckpointDamaged,
-    CheckpointRepaired,
-    GenerationStarted,
-    RolledBack,
-    Saved,
-    SaveFailed,
-)
+from thinpipe.core.events import Saved, SaveFailed
+from thinpipe.core.hub_events import CheckpointDamaged, CheckpointRepaired, GenerationStarted, RolledBack
 from thinpipe.swarm.hub.commits.history import Commit
 from thinpipe.swarm.hub.commits.recovery import state_of
 from thinpipe.swarm.hub.training_host import TrainingHost

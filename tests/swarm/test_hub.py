@@ -13,7 +13,7 @@ from tests.programs import events_of, files_of, hub_arguments, invites_of, run_t
 from tests.swarm.commits import wait_until
 from thinpipe.config.run import JobConfig
 from thinpipe.config.toml import dump_toml
-from thinpipe.core.events import GenerationEnded, GenerationStarted, PeerLeft
+from thinpipe.core.hub_events import GenerationEnded, GenerationStarted, PeerLeft
 from thinpipe.swarm.peer.join import EXIT_TEMPFAIL
 from thinpipe.training.trainer import Trainer
 

@@ -5,15 +5,8 @@ import pytest
 
 from tests.swarm.commits import wait_until
 from tests.swarm.hubs import ask_as, ask_next, begin_generation, next_request, running_hub
-from thinpipe.core.events import (
-    GenerationEnded,
-    GenerationStarted,
-    HubEvent,
-    PeerJoined,
-    PeerLeft,
-    Skipped,
-    read_events,
-)
+from thinpipe.core.events import Skipped, read_events
+from thinpipe.core.hub_events import GenerationEnded, GenerationStarted, HubEvent, PeerJoined, PeerLeft
 from thinpipe.swarm.protocol.messages import EventReport, LeaveReply, LeaveRequest
 
 pytestmark = pytest.mark.timeout(200)

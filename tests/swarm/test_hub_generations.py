@@ -11,7 +11,7 @@ from tests.programs import PATIENCE, events_of
 from tests.swarm.commits import wait_until
 from tests.swarm.hubs import ask_as, ask_next, begin_generation, next_request, running_hub
 from tests.swarm.test_hub_shutdown import make_remote_run
-from thinpipe.core.events import GenerationEnded, GenerationStarted
+from thinpipe.core.hub_events import GenerationEnded, GenerationStarted
 from thinpipe.swarm.protocol.messages import Answer, Finished, LeaveReply, LeaveRequest
 from thinpipe.transport.nats.store import NatsStore
 

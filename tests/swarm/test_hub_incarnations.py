@@ -6,7 +6,7 @@ import time
 from tests.programs import PATIENCE, events_of, run_to_end, wait_for_event
 from tests.swarm.commits import wait_until
 from tests.swarm.hubs import ask_as, ask_next, running_hub
-from thinpipe.core.events import GenerationEnded, PeerJoined, PeerLeft
+from thinpipe.core.hub_events import GenerationEnded, PeerJoined, PeerLeft
 from thinpipe.swarm.protocol.messages import Assignment, LeaveReply, LeaveRequest
 
 

@@ -9,7 +9,7 @@ from tests.programs import PATIENCE, events_of, wait_for_event
 from tests.swarm.commits import commit_by_hand, push_all, wait_until
 from tests.swarm.hubs import ask_again, ask_next, begin_generation, next_request, report, running_hub
 from thinpipe.config.hub import JoinConfig
-from thinpipe.core.events import PeerLeft
+from thinpipe.core.hub_events import PeerLeft
 from thinpipe.core.run_folder import step_folder
 from thinpipe.swarm.hub import membership
 from thinpipe.swarm.peer.identity import Identity

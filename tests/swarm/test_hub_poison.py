@@ -26,17 +26,8 @@ from tests.swarm.test_hub import start_hub
 from tests.train.test_trainer import events, in_folder
 from thinpipe.config.run import CheckpointConfig, ParallelismConfig
 from thinpipe.config.toml import dump_toml
-from thinpipe.core.events import (
-    GenerationEnded,
-    GenerationStarted,
-    PeerLeft,
-    PeerResumed,
-    PeerSuspended,
-    Retried,
-    Saved,
-    Skipped,
-    Stopped,
-)
+from thinpipe.core.events import Retried, Saved, Skipped, Stopped
+from thinpipe.core.hub_events import GenerationEnded, GenerationStarted, PeerLeft, PeerResumed, PeerSuspended
 from thinpipe.swarm.broker.broker import BrokerError
 from thinpipe.swarm.peer.join import EXIT_TEMPFAIL
 from thinpipe.swarm.protocol.messages import Accusation, Answer, Assignment, Standby

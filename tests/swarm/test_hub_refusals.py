@@ -15,7 +15,7 @@ from tests.swarm.hubs import ask_as, begin_generation, running_hub
 from tests.swarm.test_checkpoint_copies import fill, small_disk
 from thinpipe.config.run import JobConfig
 from thinpipe.config.toml import dump_toml
-from thinpipe.core.events import GenerationEnded
+from thinpipe.core.hub_events import GenerationEnded
 from thinpipe.core.numerics import NUMERICS_VERSION, numerics, numerics_mismatch
 from thinpipe.models.model import make_space
 from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes

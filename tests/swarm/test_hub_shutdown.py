@@ -17,7 +17,8 @@ from tests.swarm.test_hub import start_hub
 from tests.train.test_trainer import in_folder
 from thinpipe.config.run import CheckpointConfig, JobConfig
 from thinpipe.config.toml import dump_toml
-from thinpipe.core.events import GenerationEnded, GenerationStarted, SaveFailed, Stopped
+from thinpipe.core.events import SaveFailed, Stopped
+from thinpipe.core.hub_events import GenerationEnded, GenerationStarted
 from thinpipe.swarm.peer.remote_run import RemoteRun
 from thinpipe.swarm.protocol.messages import Answer, Assignment, Finished
 from thinpipe.training.trainer import Trainer

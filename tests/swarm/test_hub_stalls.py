@@ -17,7 +17,8 @@ from tests.programs import (
 )
 from thinpipe.config.run import CheckpointConfig, JobConfig
 from thinpipe.config.toml import dump_toml
-from thinpipe.core.events import GenerationEnded, GenerationStarted, PeerJoined, PeerLeft, Step
+from thinpipe.core.events import Step
+from thinpipe.core.hub_events import GenerationEnded, GenerationStarted, PeerJoined, PeerLeft
 from thinpipe.swarm.peer.join import EXIT_TEMPFAIL
 
 LOST_AFTER = 10

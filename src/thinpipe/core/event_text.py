@@ -6,6 +6,16 @@ from thinpipe.core.audit_events import BoundaryAlarm, CommitMeasured, LayersUnch
 from thinpipe.core.events import (
     AnyEvent,
     BasisChanged,
+    Retried,
+    Saved,
+    SaveFailed,
+    Skipped,
+    Started,
+    Step,
+    Stopped,
+    Validated,
+)
+from thinpipe.core.hub_events import (
     CheckpointAbandoned,
     CheckpointDamaged,
     CheckpointRepaired,
@@ -19,15 +29,7 @@ from thinpipe.core.events import (
     PeerLeft,
     PeerResumed,
     PeerSuspended,
-    Retried,
     RolledBack,
-    Saved,
-    SaveFailed,
-    Skipped,
-    Started,
-    Step,
-    Stopped,
-    Validated,
 )
 from thinpipe.core.units import format_duration_ceil
 

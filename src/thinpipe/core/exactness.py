@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from math import inf, isfinite, isnan
 from pathlib import Path
 
-from thinpipe.core.events import AnyEvent, ExactnessLost, GenerationStarted, Started, Step, read_events_of_any_version
+from thinpipe.core.events import AnyEvent, Started, Step, read_events_of_any_version
+from thinpipe.core.hub_events import ExactnessLost, GenerationStarted
 
 _MAX_STEPS = 10_000
 """Newest steps whose numbers are remembered for comparison; no run computes more of them again."""

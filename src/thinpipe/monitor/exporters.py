@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from thinpipe.config.commands import LOOPBACK
 from thinpipe.core.audit_events import CommitMeasured, LossRecomputed
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import AnyEvent, PeerLeft, Step, Validated
+from thinpipe.core.events import AnyEvent, Step, Validated
 from thinpipe.core.extras import require_extra
+from thinpipe.core.hub_events import PeerLeft
 
 
 class Exporter(Protocol):

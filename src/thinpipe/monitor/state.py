@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from thinpipe.core.audit_events import AuditEvent, BoundaryAlarm, CommitMeasured, LayersUnchanged, LossRecomputed
 from thinpipe.core.event_text import format_event, format_event_line
-from thinpipe.core.events import (
-    AnyEvent,
+from thinpipe.core.events import AnyEvent, Started, Step, Stopped, Validated
+from thinpipe.core.exactness import Exactness
+from thinpipe.core.hub_events import (
     CommitsOverdue,
     CommitsResumed,
     GenerationEnded,
@@ -16,12 +17,7 @@ from thinpipe.core.events import (
     PeerAssignment,
     PeerJoined,
     PeerLeft,
-    Started,
-    Step,
-    Stopped,
-    Validated,
 )
-from thinpipe.core.exactness import Exactness
 from thinpipe.core.units import format_duration_ceil
 from thinpipe.monitor.rolling_stats import RollingStats
 from thinpipe.monitor.snapshot import Note, Recovery, Snapshot, StageStatus

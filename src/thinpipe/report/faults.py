@@ -4,17 +4,8 @@ import re
 from datetime import UTC, datetime
 
 from thinpipe.core.event_text import format_event_line
-from thinpipe.core.events import (
-    GenerationStarted,
-    HubEvent,
-    PeerJoined,
-    PeerLeft,
-    Retried,
-    SaveFailed,
-    Skipped,
-    Started,
-    Stopped,
-)
+from thinpipe.core.events import Retried, SaveFailed, Skipped, Started, Stopped
+from thinpipe.core.hub_events import GenerationStarted, HubEvent, PeerJoined, PeerLeft
 from thinpipe.core.units import format_duration
 from thinpipe.report.document import Block, Collapsible, Facts, Section, Table, Text
 from thinpipe.report.summary import Summary

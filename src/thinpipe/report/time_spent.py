@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from thinpipe.core.events import GenerationStarted, LinkTraffic, Step
+from thinpipe.core.events import LinkTraffic, Step
+from thinpipe.core.hub_events import GenerationStarted
 from thinpipe.report.figures import BLUE, GREEN, GREY, ORANGE, legend, new_figure, time_unit
 from thinpipe.report.summary import Summary
 

@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from thinpipe.config.run import RunConfig
 from thinpipe.core.event_text import format_event_line
-from thinpipe.core.events import AnyEvent, HubEvent, Started, Step
+from thinpipe.core.events import AnyEvent, Started, Step
+from thinpipe.core.hub_events import HubEvent
 from thinpipe.monitor.exporters import Exporter, ExporterSettings, open_exporters
 from thinpipe.monitor.terminal import LiveTable
 from thinpipe.monitor.web_server import serving

@@ -8,7 +8,8 @@ import pytest
 from tests.programs import files_of, newest_step, run_to_end, train_until, wait_for_event
 from tests.swarm.hostile.dishonest import replace
 from thinpipe.config.run import CheckpointConfig, JobConfig
-from thinpipe.core.events import CheckpointAbandoned, CommitsOverdue, CommitsResumed, FilesRefused, Saved
+from thinpipe.core.events import Saved
+from thinpipe.core.hub_events import CheckpointAbandoned, CommitsOverdue, CommitsResumed, FilesRefused
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 from tests.programs import wait_for_event
 from tests.swarm.hostile.adversary import Adversary
 from tests.swarm.hostile.flooder import Flooder
-from thinpipe.core.events import GenerationEnded, Step
+from thinpipe.core.events import Step
+from thinpipe.core.hub_events import GenerationEnded
 from thinpipe.core.numerics import numerics
 from thinpipe.swarm.protocol.messages import NextRequest
 from thinpipe.swarm.protocol.status import Status

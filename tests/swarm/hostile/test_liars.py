@@ -9,7 +9,8 @@ import pytest
 from benchmarks.liars import lies
 from thinpipe.config.run import ValidationConfig
 from thinpipe.core.audit_events import BoundaryAlarm, CommitMeasured, LayersUnchanged, LossRecomputed
-from thinpipe.core.events import GenerationStarted, read_events
+from thinpipe.core.events import read_events
+from thinpipe.core.hub_events import GenerationStarted
 from thinpipe.core.run_folder import events_path
 
 RECOMPUTED = r"computed again by the hub: \d"

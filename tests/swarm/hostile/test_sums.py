@@ -4,7 +4,8 @@ import pytest
 
 from tests.programs import events_of
 from tests.swarm.hostile.test_accusations import PATIENT
-from thinpipe.core.events import GenerationStarted, PeerLeft, PeerSuspended, Stopped
+from thinpipe.core.events import Stopped
+from thinpipe.core.hub_events import GenerationStarted, PeerLeft, PeerSuspended
 
 NAMES = ("anna", "bert", "mallory")
 

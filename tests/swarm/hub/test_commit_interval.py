@@ -46,6 +46,11 @@ def test_an_interval_that_somebody_chose_stays():
     assert plan.in_words(2.0) == "a commit every step, about every 14 min"
 
 
+def test_steps_of_no_length_do_not_break_the_plan():
+    """A peer may say that its steps took 1e-308 s."""
+    assert plan_commits(**SOME | {"step_seconds": 1e-308}).interval == SOME["max_steps"]
+
+
 @given(
     state=st.floats(1e3, 1e12),
     up=st.floats(1e5, 1e11),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinpipe.core.events import CommitsOverdue, CommitsResumed
+from thinpipe.core.hub_events import CommitsOverdue, CommitsResumed
 from thinpipe.swarm.hub.commits.watchdog import CommitWatchdog
 
 PLAN, OWED = "a commit every 4 steps, about every 20 s", "bert has not uploaded blocks.1"

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.swarm.judged import contribution, cuts, layout
-from thinpipe.core.events import PeerResumed, PeerSuspended, Retried, Skipped, Step, Stopped
+from thinpipe.core.events import Retried, Skipped, Step, Stopped
+from thinpipe.core.hub_events import PeerResumed, PeerSuspended
 from thinpipe.core.numerics import numerics
 from thinpipe.planning.partition import Partition
 from thinpipe.swarm.hub.conduct import Conduct

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from tests.swarm.hub.test_training_host import host
-from thinpipe.core.events import PeerJoined, read_events
+from thinpipe.core.events import read_events
+from thinpipe.core.hub_events import PeerJoined
 from thinpipe.swarm.hub.delayed_events import DelayedEvents
 
 CANNOT_WRITE = "the event log cannot be written (No space left on device): free disk space at the hub"

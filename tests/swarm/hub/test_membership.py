@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import GenerationStarted
+from thinpipe.core.hub_events import GenerationStarted
 from thinpipe.core.numerics import numerics
 from thinpipe.planning.partition import Partition, SegmentNeeds, Traffic, make_partition
 from thinpipe.swarm.hub.membership import Generation, GenerationEnd, Membership

@@ -14,8 +14,9 @@ from tests.programs import events_of
 from tests.swarm.commits import announcement, samples_at
 from thinpipe.checkpoint import restore
 from thinpipe.checkpoint.storage import FileEntry
-from thinpipe.core.events import FilesRefused, Stopped
+from thinpipe.core.events import Stopped
 from thinpipe.core.hashing import text_sha256
+from thinpipe.core.hub_events import FilesRefused
 from thinpipe.core.run_folder import MANIFEST, step_folder
 from thinpipe.models.model import make_space
 from thinpipe.planning.partition import Partition

@@ -3,7 +3,7 @@ membership and run, without I/O."""
 
 from collections.abc import Mapping, Sequence
 
-from thinpipe.core.events import GenerationStarted
+from thinpipe.core.hub_events import GenerationStarted
 from thinpipe.swarm.hub.membership import Generation, Membership
 from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart
 from thinpipe.swarm.protocol.machine_report import MachineReport

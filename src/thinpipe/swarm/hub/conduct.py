@@ -8,8 +8,9 @@ else: it counts against that peer (`suspects.Suspects`).
 from collections.abc import Callable, Collection, Sequence
 
 from thinpipe.core.audit_events import BoundaryAlarm
-from thinpipe.core.events import AnyEvent, HubEvent, PeerResumed, PeerSuspended
+from thinpipe.core.events import AnyEvent
 from thinpipe.core.foreign import sanitize
+from thinpipe.core.hub_events import HubEvent, PeerResumed, PeerSuspended
 from thinpipe.swarm.hub.membership import Generation, GenerationEnd
 from thinpipe.swarm.hub.step_record import Finding, StepLayout, StepRecord
 from thinpipe.swarm.hub.suspects import Ruling, Suspects, describe

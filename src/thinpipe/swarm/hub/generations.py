@@ -16,14 +16,8 @@ import msgspec
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.event_text import format_event
-from thinpipe.core.events import (
-    RUN_ENDING_CAUSES,
-    GenerationEnded,
-    HubEvent,
-    PeerJoined,
-    PeerLeft,
-)
 from thinpipe.core.foreign import sanitize
+from thinpipe.core.hub_events import RUN_ENDING_CAUSES, GenerationEnded, HubEvent, PeerJoined, PeerLeft
 from thinpipe.swarm.hub.assignments import forecast, make_assignment, start_event
 from thinpipe.swarm.hub.conduct import Conduct
 from thinpipe.swarm.hub.membership import GenerationEnd, Membership

@@ -47,7 +47,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class GenerationEnd:
-    """Why a generation ended; see the fields of `core.events.GenerationEnded`."""
+    """Why a generation ended; see the fields of `core.hub_events.GenerationEnded`."""
 
     cause: str
     reason: str
@@ -176,7 +176,7 @@ class Membership:
 
     def drop_peer(self, name: str, cause: str, reason: str = "") -> GenerationEnd | None:
         """Removes a peer that was lost, was kicked or has left. Returns why the current generation ended, if that ends
-        it. `cause`, `reason`: see `core.events.PeerLeft`."""
+        it. `cause`, `reason`: see `core.hub_events.PeerLeft`."""
         self._peers.pop(name, None)
         self._update_hub_rates()
         if self._measuring == name:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 
 from thinpipe.checkpoint.storage import layer_of
 from thinpipe.core.event_text import format_event
-from thinpipe.core.events import CheckpointDamaged, CheckpointRepaired, HubEvent, RolledBack
+from thinpipe.core.hub_events import CheckpointDamaged, CheckpointRepaired, HubEvent, RolledBack
 from thinpipe.swarm.hub.run_host import RunHost
 from thinpipe.swarm.protocol.messages import RestoreFiles
 

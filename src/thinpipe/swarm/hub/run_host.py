@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from thinpipe.core.events import AnyEvent, HubEvent, RolledBack
+from thinpipe.core.events import AnyEvent
 from thinpipe.core.exactness import Exactness
+from thinpipe.core.hub_events import HubEvent, RolledBack
 from thinpipe.core.numerics import Numerics
 from thinpipe.planning.partition import Machine, Partition
 from thinpipe.swarm.hub.membership import Generation

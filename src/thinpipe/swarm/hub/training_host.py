@@ -18,17 +18,10 @@ from thinpipe.config.parameter_shapes import attention_heads
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.event_text import format_event_line
-from thinpipe.core.events import (
-    AnyEvent,
-    CheckpointAbandoned,
-    GenerationEnded,
-    HubEvent,
-    SaveFailed,
-    Step,
-    Stopped,
-)
+from thinpipe.core.events import AnyEvent, SaveFailed, Step, Stopped
 from thinpipe.core.exactness import exactness_of
 from thinpipe.core.hashing import text_sha256
+from thinpipe.core.hub_events import CheckpointAbandoned, GenerationEnded, HubEvent
 from thinpipe.core.numerics import numerics
 from thinpipe.core.run_folder import checkpoints_path, events_path
 from thinpipe.data import Cursor

@@ -40,7 +40,7 @@ class Watch:
         self.pending_requests.extend_deadlines(seconds)
 
     def lost(self, now: float) -> Iterator[tuple[str, str, str]]:
-        """Peers past a deadline: name, cause (see `core.events.PeerLeft`), and how that was noticed, in words."""
+        """Peers past a deadline: name, cause (see `core.hub_events.PeerLeft`), and how that was noticed, in words."""
         for name, seconds in self.heartbeats.newly_timed_out(now):
             yield name, "no_heartbeat", f"no heartbeat for {seconds:.0f} s"
         for stalled in self.stall_detector.stalled(now):

@@ -8,7 +8,7 @@ import msgspec
 
 from thinpipe.config.model_family import AttentionKernel
 from thinpipe.core.bounds import BitRate, Flops, Latency, Nbytes, ShortText, Word
-from thinpipe.core.events import PeerAssignment
+from thinpipe.core.hub_events import PeerAssignment
 from thinpipe.core.units import format_bit_rate, format_bytes, format_flops
 from thinpipe.planning.partition import Machine
 

@@ -70,7 +70,7 @@ def plan_commits(
     if interval is None:
         others = uploads[-2] if len(uploads) > 1 else send_seconds
         steps = max(MARGIN * min(send_seconds, max(others, ALONE_SECONDS)), MIN_SECONDS) / step_seconds
-        interval = max(1, min(max_steps, math.ceil(steps)))
+        interval = max(1, math.ceil(min(max_steps, steps)))
     deadlines = tuple(max(_LATE * each, _MIN_LATE_SECONDS) for each in seconds)
     return CommitPlan(interval=interval, bytes_per_second=tuple(rates), send_seconds=send_seconds, deadlines=deadlines)
 

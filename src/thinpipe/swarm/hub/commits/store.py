@@ -18,8 +18,9 @@ from thinpipe.checkpoint.storage import FileEntry
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import AnyEvent, FilesRefused, RolledBack, SaveFailed
+from thinpipe.core.events import AnyEvent, SaveFailed
 from thinpipe.core.files import write_atomically
+from thinpipe.core.hub_events import FilesRefused, RolledBack
 from thinpipe.core.run_folder import step_folder
 from thinpipe.swarm.hub.commits.ledger import FalsePartError, Part
 from thinpipe.swarm.hub.commits.log import CommitLog

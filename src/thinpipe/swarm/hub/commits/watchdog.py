@@ -7,7 +7,7 @@ has gone on for three intervals without one, over as many generations as it took
 
 from collections import deque
 
-from thinpipe.core.events import CommitsOverdue, CommitsResumed
+from thinpipe.core.hub_events import CommitsOverdue, CommitsResumed
 from thinpipe.core.units import format_duration_ceil
 from thinpipe.swarm.hub.commits.interval import MIN_SECONDS
 
