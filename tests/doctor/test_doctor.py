@@ -7,6 +7,7 @@ import shutil
 import socket
 import sys
 import threading
+import time
 from dataclasses import replace
 
 import msgspec
@@ -20,9 +21,11 @@ from thinpipe.config.run import CheckpointConfig, JobConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.data import ShardWriter, Tokens
 from thinpipe.doctor import machine
+from thinpipe.doctor.hub import members_finding
 from thinpipe.doctor.run import assigned_memory_finding, checkpoints_nbytes
 from thinpipe.planning.calibration import Calibration, device_key, save_calibration
 from thinpipe.swarm.peer.identity import Identity
+from thinpipe.swarm.protocol.status import Status
 from thinpipe.training.trainer import Trainer
 
 
@@ -179,6 +182,21 @@ def test_a_hub_is_reached_and_its_invite_not_used_up(run_config, examine, tmp_pa
         assert found["clock"]["state"] == "ok"
         assert re.fullmatch(r"\S+ .bps up, \S+ .bps down, \d+ ms round trip", found["link"]["text"])
         assert found["memory"]["state"] == "not checked"
+        assert found["members"]["state"] == "ok"
+        running.hub.generations.conduct.suspensions.suspend("p0", "bad values", time.monotonic())
+        found = examine("--invite", tmp_path / "joined")["members"]
+        assert found["state"] == "problem"
+        assert re.match(r"the hub has suspended this machine for another .*: bad values", found["text"])
+
+
+def test_what_the_hub_has_found_of_others_is_a_warning():
+    known = {"run": "r", "generation": 1, "waits_for": "", "peers": [], "absent": []}
+    status = Status(**known, bottleneck="", hub_bps=None, progress={})
+    assert members_finding(status, "ada").state == "ok"
+    found = members_finding(msgspec.structs.replace(status, suspended={"bela": "for another minute"}, alarms=2), "ada")
+    assert found.state == "warning"
+    assert found.text.startswith("2 alarm(s)")
+    assert "bela is suspended for another minute" in found.text
 
 
 def test_a_hub_that_is_not_there(examine, tmp_path):

@@ -124,6 +124,7 @@ def _with_key(address: Address, folder: Path, device: str) -> Iterator[Finding]:
             asked = time.time()
             status = decode_foreign(connection.request("status", b"", seconds=_SECONDS), Status)
             yield _clock(status, asked, time.time())
+            yield members_finding(status, address.name)
             yield _link(connection)
         if address.name != HUB:
             mine = next((peer.segments for peer in status.peers if peer.name == address.name), 0)
@@ -142,6 +143,22 @@ def _clock(status: Status, asked: float, answered: float) -> Finding:
     if abs(apart) > _CLOCK_SECONDS + answered - asked:
         return warning("clock", text, "Turn on network time (NTP): training works, but times in logs are wrong.")
     return ok("clock", text)
+
+
+def members_finding(status: Status, me: str) -> Finding:
+    """What the hub has found of the run's members, this machine (`me`) first."""
+    if me in status.suspended:
+        return problem(
+            "members",
+            f"the hub has suspended this machine {status.suspended[me]}",
+            "Run `thinpipe selftest` here, and tell the hub's owner what it says. The suspension ends by itself.",
+        )
+    found = [f"{name} is suspended {why}" for name, why in status.suspended.items()] + status.troubles
+    if status.alarms:
+        found.insert(0, f"{status.alarms} alarm(s): what members reported cannot be true")
+    if found:
+        return warning("members", "; ".join(found), "`thinpipe status` shows it; the owner decides (`thinpipe kick`).")
+    return ok("members", "nobody is suspended, and the hub disputes nothing")
 
 
 def _link(connection: Requester) -> Finding:

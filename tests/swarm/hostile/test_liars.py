@@ -1,12 +1,14 @@
 """A peer that trains against the run and tells losses that fall: what its owner saw was a run that learns. The hub
 computes losses again from its own commits, and names who can have told a false one."""
 
+import json
 import re
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.liars import lies
+from tests.programs import run_to_end
 from thinpipe.config.run import ValidationConfig
 from thinpipe.core.audit_events import BoundaryAlarm, CommitMeasured, LayersUnchanged, LossRecomputed
 from thinpipe.core.events import read_events
@@ -44,6 +46,10 @@ def test_a_careful_liar_is_named(lie, run_config, start_hub, join, join_dishones
     assert named[3] == "mallory"
     assert named[1] != named[2]
     assert events_of(run_config, LossRecomputed)[0].is_disputed, "the first loss that is computed again"
+    _, findings = run_to_end("doctor", "--invite", run_config.job.dump_folder, "--json")
+    (members,) = (finding for finding in json.loads(findings) if finding["what"] == "members")
+    assert members["state"] == "warning"
+    assert re.match(r"\d+ alarm\(s\): what members reported cannot be true", members["text"])
     assert hub.process.poll() is None
     assert mallory.process.poll() is None, "an alarm is for the owner: it removes nobody"
 

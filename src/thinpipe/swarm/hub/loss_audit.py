@@ -88,7 +88,7 @@ class LossAudit:
         self._share, self._band, self._clock = share, band, clock
         self._not_before = clock() + _FIRST_SECONDS * (1 / share - 1 if share else 0.0)
         self.reported = ReportedLosses()
-        self.summary, self._alarms = "", 0
+        self.summary = ""
         """What was found last, in words; empty before the first audit."""
         self._commit_losses = CommitLosses(folder, place=place, clock=clock)
         self._waiting: tuple[MeasuredCommit, float] | None = None
@@ -158,7 +158,6 @@ class LossAudit:
         if (unchanged := self.changes.on_commit(found.step, found.sketches)) is not None:
             events.append(unchanged)
         self._summarise(found, reported)
-        self._alarms += sum(event.is_disputed for event in events)
         return events
 
     def _measured(self, found: MeasuredCommit, seconds: float) -> CommitMeasured:
@@ -187,12 +186,6 @@ class LossAudit:
             f"loss of step {found.step + 1}: {first}{found.next_step:.4f} recomputed by the hub; "
             f"hub's own batch with commit {found.step}: {found.own_batch:.4f}"
         )
-
-    @property
-    def in_words(self) -> str:
-        """The last findings; empty before the first."""
-        alarms = f"; {self._alarms} ALARM(s): see the event log" if self._alarms else ""
-        return self.summary + alarms
 
 
 def open_audit(config: RunConfig, *, share: float) -> LossAudit:

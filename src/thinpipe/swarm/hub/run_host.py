@@ -112,6 +112,11 @@ class RunHost(Protocol):
         """What the hub has found when it computed reported losses again, in words; empty before the first time."""
         ...
 
+    @property
+    def alarms(self) -> int:
+        """Number of losses, commits and boundary figures that the hub disputes since its start."""
+        ...
+
     def pop_notices(self) -> list[str]:
         """Messages for the hub's owner; each is returned once."""
         ...

@@ -366,6 +366,7 @@ class Hub:
             commit_summary=self.run_host.commit_summary,
             exactness=self.run_host.exactness.in_words(),
             audit=self.run_host.audit_summary,
+            alarms=self.run_host.alarms,
             suspended=self.generations.conduct.suspensions.in_words(time.monotonic()),
             time_s=time.time(),
             troubles=self.services.troubles(),

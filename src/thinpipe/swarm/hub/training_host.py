@@ -17,6 +17,7 @@ from thinpipe.config.model import ModelConfig
 from thinpipe.config.parameter_shapes import attention_heads
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
+from thinpipe.core.audit_events import AuditEvent
 from thinpipe.core.event_text import format_event_line
 from thinpipe.core.events import AnyEvent, SaveFailed, Step, Stopped
 from thinpipe.core.exactness import exactness_of
@@ -92,7 +93,7 @@ class TrainingHost(CommitStore):
         self._watchdog = CommitWatchdog(self.committed)
         self._upload_seconds: dict[str, float] = {}
         """Seconds that each peer of the generation may take to upload its files."""
-        self._audit = open_audit(config, share=audit_share)
+        self._audit, self.alarms = open_audit(config, share=audit_share), 0
         self._abandoned_by = frozenset[str]()
         """Peers of the last `CheckpointAbandoned` since the newest commit."""
 
@@ -233,14 +234,19 @@ class TrainingHost(CommitStore):
             self._watchdog.end(time.monotonic())
         self.display.show(event)
         self._delayed_events.write(event)
+        self._count(event)
         if (lost := self.exactness.on_event(event)) is not None:
             self._record(lost)
 
     def _record(self, event: AnyEvent) -> None:
         """Shows and logs an event that the run host itself has noticed."""
+        self._count(event)
         self._notices.append(format_event_line(event))
         self.display.show(event)
         self._delayed_events.write(event)
+
+    def _count(self, event: AnyEvent) -> None:
+        self.alarms += isinstance(event, AuditEvent) and event.is_disputed
 
     def stop(self, reason: str) -> None:
         self._stopped = reason
@@ -251,7 +257,7 @@ class TrainingHost(CommitStore):
 
     @property
     def audit_summary(self) -> str:
-        return self._audit.in_words
+        return self._audit.summary
 
     def close(self) -> None:
         self._audit.close()

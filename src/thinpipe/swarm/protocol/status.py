@@ -58,6 +58,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the run is still bit for bit that of an undisturbed one, in words; empty before the first generation."""
     audit: LongText = ""
     """What the hub has found when it computed reported losses again, in words; empty before the first time."""
+    alarms: Count = 0
+    """Number of losses, commits and boundary figures that the hub disputes since its start."""
     troubles: Annotated[list[LongText], msgspec.Meta(max_length=_MAX_PEERS)] = []
     """Services of the hub that have failed, and peers that ask too much of one, in words."""
 
@@ -92,6 +94,8 @@ def render(status: Status) -> "RenderableType":
         lines.append(f"numbers: {status.exactness}")
     if status.audit:
         lines.append(f"audit: {status.audit}")
+    if status.alarms:
+        lines.append(f"{status.alarms} ALARM(s) since the hub's start: `thinpipe watch` and the event log say of whom")
     lines += [f"suspended: {name} {why}" for name, why in status.suspended.items()]
     if status.bottleneck:
         lines.append(f"slowest part: {status.bottleneck}")
