@@ -49,6 +49,8 @@ def test_up_trains_to_the_weights_of_one_process(run_config, run_host, programs)
     assert min(held for step in steps_of(config) for held in step.memory) > 50 << 20, "what torch itself takes"
     code, printed = run_to_end("status", config.job.dump_folder)
     assert (code, printed.startswith("finished; ")) == (0, True), printed
+    private = [config.job.dump_folder, *(config.job.dump_folder / "peers").iterdir()]
+    assert [folder.stat().st_mode & 0o077 for folder in private] == [0] * 4, "data, weights and logs are their owners'"
 
 
 def test_up_ends_when_all_its_peers_have_failed_and_says_why(run_host, programs):

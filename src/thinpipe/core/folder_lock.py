@@ -82,12 +82,15 @@ class FolderLock:
 
 
 @contextmanager
-def run_lock(folder: Path, in_use_by: str) -> Iterator[FolderLock | None]:
+def run_lock(folder: Path, in_use_by: str, *, private: bool = False) -> Iterator[FolderLock | None]:
     """Creates and locks a run's folder for the duration of the block. `in_use_by` as in `FolderLock`.
 
+    `private`: nobody but its owner may enter the folder, also if it was there before: data, weights and logs of others.
     Yields None, after a logged warning, if the file system does not support locks: training goes on without one.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if private:
+        folder.chmod(0o700)
     lock: FolderLock | None = None
     try:
         lock = FolderLock(folder, in_use_by=in_use_by)

@@ -44,7 +44,7 @@ def host(config: HubConfig, console: Console, begin: Begin) -> int:
     hub_settings, folder = config.hub, config.job.dump_folder
     wait_for_disk_space(folder, console.print, who="the hub")
     with (
-        run_lock(folder, _IN_USE_BY),
+        run_lock(folder, _IN_USE_BY, private=True),
         Broker(
             folder / "hub", host=hub_settings.host, port=hub_settings.port, executable=hub_settings.server
         ) as broker,

@@ -83,7 +83,7 @@ def run(config: JoinConfig) -> int:
     peer."""
     identity, folder = _load_or_create_identity(config)
     console = plain_console()
-    with run_lock(folder, _IN_USE_BY), log_to_file(folder / "peer.log"):
+    with run_lock(folder, _IN_USE_BY, private=True), log_to_file(folder / "peer.log"):
         console.print(f"joined run {identity.run} as {identity.name}; Ctrl+C leaves the run")
         return _run_until_done(PeerProcess(identity, folder, config, console))
 
