@@ -33,6 +33,12 @@ class CompressionConfig:
     """quantise: number of values that share a quantisation range, in place of `per`."""
     rotate: bool = False
     """quantise: apply a seeded Hadamard rotation to each token first, to spread outliers over all channels."""
+    whole_channels: int | None = None
+    """quantise: number of channels, those of largest magnitude in a message, that are sent whole in bf16 and are not
+    quantised. For published models, which have a few giant channels."""
+    whole_tokens: int | None = None
+    """quantise: number of tokens at the beginning of every sample that are sent whole in bf16 and are not quantised.
+    For published models, in which the first token is an outlier."""
     rank: int | None = None
     """lowrank: rank of the approximation."""
     feedback: Literal["none", "ef", "ef21", "aqsgd"] = "none"
@@ -44,7 +50,7 @@ class CompressionConfig:
 COMPRESSION_SETTINGS: dict[str, tuple[str, ...]] = {
     "none": (),
     "topk": ("keep", "per", "reuse_mask", "format"),
-    "quantise": ("bits", "per", "tile", "rotate"),
+    "quantise": ("bits", "per", "tile", "rotate", "whole_channels", "whole_tokens"),
     "lowrank": ("rank", "format"),
 }
 """Settings that apply to each kind of compression; the first is required. A new kind adds an entry here, in
@@ -168,5 +174,9 @@ def _refuse_out_of_range(compression: CompressionConfig, where: str) -> None:
         raise UserError(f"{where}.tile must be at least 2, not {compression.tile}")
     if compression.tile is not None and compression.per is not None:
         raise UserError(f"{where}.tile and {where}.per both say what shares a range: leave one out")
+    for name in ("whole_channels", "whole_tokens"):
+        whole = getattr(compression, name)
+        if whole is not None and whole < 1:
+            raise UserError(f"{where}.{name} must be at least 1, not {whole}: leave it out to quantise everything")
     if compression.rank is not None and compression.rank < 1:
         raise UserError(f"{where}.rank must be at least 1, not {compression.rank}")
