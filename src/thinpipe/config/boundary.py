@@ -67,8 +67,8 @@ PRESETS: dict[str, tuple[CompressionConfig, CompressionConfig]] = {
     "tuning": (_INT8, _INT8),
     "tuning-thin": (_INT4, _INT4),
 }
-"""States and gradients of each `boundary.preset` but "none". Of rotated values in 4 bits, tiles of 128 err a quarter less than a
-range per token, for a sixteenth more bytes (benchmarks/published_boundaries.py)."""
+"""States and gradients of each `boundary.preset` but "none". In 4 bits, tiles of 128 rotated values err a quarter less
+than a range per token, for a sixteenth more bytes (benchmarks/published_boundaries.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
