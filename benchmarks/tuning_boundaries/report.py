@@ -79,6 +79,7 @@ def head(results: Results) -> Iterator[str]:
         f"{lr:.2g} gives {'not finite' if loss is None else f'{loss:.4f}'}" for lr, loss in others.items()
     )
     hours = (base["seconds"] + sum(kept["seconds"] for kept in results.records)) / 3600
+    factors = ", ".join(f"{factor:.0f}" for factor in base["largest_channels"])
     yield from (
         "# What boundaries cost while a trained model is tuned",
         "",
@@ -90,12 +91,12 @@ def head(results: Results) -> Iterator[str]:
         "",
         f"A dense Llama (width {FULL.width}, {base['parameters'] / 1e6:.1f} M weights, 3 boundaries) was trained on "
         f"{base['tokens'] / 1e6:.1f} M tokens of books (learning rate {BASE_LR:g}), then tuned on {FULL.samples:,} "
-        f"samples of {SEQ_LEN} tokens of synthetic dialogues (learning rate {LR:g}; seeds {', '.join(map(str, SEEDS))} change "
-        "the order of the data and the random rounding of gradients). Loss on other dialogues: "
+        f"samples of {SEQ_LEN} tokens of synthetic dialogues (learning rate {LR:g}). Seeds "
+        f"{', '.join(map(str, SEEDS))} change the order of the data and the random rounding of gradients. Loss "
+        "on other dialogues: "
         f"{base['before']:.3f} before, {mean(ends):.3f} after, with fp32 boundaries. {hours:.1f} hours of one core. "
-        "At the boundaries of the base, the largest channel is "
-        f"{', '.join(f'{factor:.0f}' for factor in base['largest_channels'])} times as large as the median one; published "
-        "models have larger ones.",
+        f"At the boundaries of the base, the largest channel is {factors} times as large as the median one; published "
+        "models have larger ones, which `benchmarks.published_boundaries` imitates.",
         "",
         *((f"Other learning rates, fp32, seed {SEEDS[0]}: {tried}.", "") if others else ()),
         "Versions: " + ", ".join(f"{name} {version}" for name, version in base["versions"].items()) + ".",
