@@ -40,9 +40,9 @@ def programs(random_numbers: random.Random) -> tuple[str, str]:
 
 def memory(random_numbers: random.Random) -> tuple[str, str]:
     who, what = random_numbers.sample(NAMES, 2), random_numbers.sample(WORDS, 2)
-    told = f"{who[0]} has the {what[0]} and {who[1]} has the {what[1]}."
+    facts = f"{who[0]} has the {what[0]} and {who[1]} has the {what[1]}."
     asked = random_numbers.randrange(2)
-    return f"{told} Who has the {what[asked]}?", f"{who[asked]} has the {what[asked]}."
+    return f"{facts} Who has the {what[asked]}?", f"{who[asked]} has the {what[asked]}."
 
 
 QUESTIONS: tuple[Callable[[random.Random], tuple[str, str]], ...] = (sums, sorting, programs, memory)
@@ -57,7 +57,7 @@ def dialogues(seed: int) -> Iterator[str]:
 
 
 def make_task(source: Path, folder: Path, *, seq_len: int, samples: int, validation_samples: int) -> None:
-    """Writes FOLDER/train and FOLDER/validation with at least so many samples, in tokens of the tokenizer of `source`.
+    """Writes FOLDER/train and FOLDER/validation with at least these numbers of samples, in tokens of the tokenizer of `source`.
 
     `train` comes last: where it is, both are whole.
     """
