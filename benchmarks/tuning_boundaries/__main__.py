@@ -7,10 +7,10 @@ the presets of `[boundary]` for published models.
     python -m benchmarks.tuning_boundaries run --data TOKENS --side-by-side 1
     python -m benchmarks.tuning_boundaries report
 
-Trains a Llama of 11 M weights on books (about 30 minutes of one core), then tunes all of it on synthetic dialogues,
-with one boundary after the other and three seeds: 29 tunings of about 4 minutes of one core. Together about 2.4
-core-hours on a processor with 1,500 tokens a second; `list` says what is open. Every run is `thinpipe train` in one
-process at one thread. Stop it at any time and start it again: runs go on where they were, and finished ones are not
+Trains a Llama of 11 M weights on books (about 37 minutes of one core), then tunes all of it on synthetic dialogues,
+with one boundary after the other and three seeds: 29 tunings of about 5.5 minutes of one core. Together about 3.3
+core-hours on a shared core that does 950 tokens a second; `list` says what is open. Every run is `thinpipe train` in
+one process at one thread. Stop it at any time and start it again: runs go on where they were, and finished ones are not
 repeated. `report` needs only the records of finished runs. `smoke` does the same in a minute with a tiny model, in the
 work folder.
 """

@@ -57,9 +57,9 @@ def dialogues(seed: int) -> Iterator[str]:
 
 
 def make_task(source: Path, folder: Path, *, seq_len: int, samples: int, validation_samples: int) -> None:
-    """Writes FOLDER/train and FOLDER/validation with at least these numbers of samples, in tokens of the tokenizer of `source`.
+    """Writes FOLDER/train and FOLDER/validation with at least these numbers of samples.
 
-    `train` comes last: where it is, both are whole.
+    Their tokens are those of the tokenizer of `source`. `train` comes last: where it is, both are whole.
     """
     if has_tokens(folder / "train"):
         return
