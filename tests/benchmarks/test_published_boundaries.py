@@ -13,7 +13,8 @@ from benchmarks.published_boundaries import (
 )
 from thinpipe.config.boundary import PRESETS
 
-RECORD = next((Path(__file__).parents[2] / "benchmarks" / "results").glob("published_boundaries_*.md"))
+ROOT = Path(__file__).parents[2]
+RECORD = next((ROOT / "benchmarks" / "results").glob("published_boundaries_*.md"))
 SIZE = {"width": 1024, "tokens": 40}
 
 
@@ -43,3 +44,11 @@ def test_the_record_has_every_row_and_the_bytes_that_are_stated_today():
     rows = columns(recorded, 3)[: 2 + len(ENCODINGS) * len(WHOLE)]
     small = columns(error_table(PublishedBoundaries(width=128, seeds=1)), 3)
     assert [row[:2] for row in small] == [row[:2] for row in rows]
+
+
+def test_the_page_of_boundaries_states_the_bytes_of_the_presets():
+    page = (ROOT / "docs" / "concepts" / "boundary.md").read_text()
+    for preset in PRESETS:
+        (stated,) = (row[1:] for row in columns(byte_table(PublishedBoundaries().tokens), 4) if f'"{preset}"' in row[0])
+        (row,) = (line for line in page.splitlines() if line.startswith(f'| `"{preset}"`'))
+        assert row.split("|")[3:6] == stated
