@@ -42,7 +42,7 @@ def record(run: Finetuning, folder: Path) -> dict[str, Any]:
         "paper_forward_nbytes": run.paper_forward_nbytes,
         "initial_sha256": weights_sha256(folder.parent / PRETRAINED),
         "settings": settings_of(run),
-        **_facts(summary),
+        **facts_of(summary),
         "validations": [{"epoch": step * EPOCHS / run.steps, "loss": loss} for step, loss in after.items()],
     }
 
@@ -69,7 +69,7 @@ def record_pretraining(run: Pretraining, folder: Path) -> dict[str, Any]:
         "initial_sha256": weights_sha256(partial),
         "settings": settings_of(run),
         "stamp": read_stamp(folder.parent),
-        **_facts(summary),
+        **facts_of(summary),
         "validations": [{"step": event.step, "loss": event.loss} for event in summary.validations],
     }
     shutil.rmtree(target, ignore_errors=True)
@@ -85,7 +85,8 @@ def has_pretrained(work: Path, output: Path) -> bool:
     return bool(kept["initial_sha256"] == weights_sha256(work / PRETRAINED))
 
 
-def _facts(summary: Summary) -> dict[str, Any]:
+def facts_of(summary: Summary) -> dict[str, Any]:
+    """What every record of a run has: its size, versions, time and training losses."""
     return {
         "tokens": summary.steps[-1].tokens,
         "parameters": summary.starts[-1].parameters,

@@ -28,6 +28,9 @@ COMPRESSION_SETTINGS = [
     *(CompressionConfig(kind="quantise", bits=bits) for bits in range(2, 9)),
     CompressionConfig(kind="quantise", bits=3, per="token"),
     CompressionConfig(kind="quantise", bits=5, tile=16, rotate=True),
+    CompressionConfig(kind="quantise", bits=8, per="token", rotate=True, whole_channels=2, whole_tokens=1),
+    CompressionConfig(kind="quantise", bits=3, tile=7, whole_channels=3),
+    CompressionConfig(kind="quantise", bits=4, whole_tokens=2),
     CompressionConfig(kind="lowrank", rank=2),
     CompressionConfig(kind="lowrank", rank=3, format="int8"),
 ]
@@ -106,6 +109,8 @@ def test_stated_lengths_by_hand():
     assert nbytes(kind="topk", keep=0.2, per="token", format="fp32") == 21 * (2 * 4 + 1)
     assert nbytes(kind="quantise", bits=3) == 3 * 4 + -(-210 * 3 // 8)
     assert nbytes(kind="quantise", bits=4, tile=16) == 3 * 5 * 4 + 105
+    whole = 3 * 2 * 10 * 2 + 3 * 5 * 3 * 2 + 2  # two tokens; three channels of the others; three positions of 4 bits
+    assert nbytes(kind="quantise", bits=4, per="token", whole_channels=3, whole_tokens=2) == whole + 3 * 5 * (4 + 5)
     assert nbytes(kind="lowrank", rank=2) == (21 + 10) * 2 * 2
 
 

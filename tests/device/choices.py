@@ -22,7 +22,7 @@ from thinpipe.subspace.fixed_tables import FIXED_TABLES
 
 WIDTH = 6
 """Numbers per token that cross a boundary of a model with a subspace or projections."""
-NUMBERS = {"keep": 0.3, "bits": 4, "tile": 8, "rank": 2}
+NUMBERS = {"keep": 0.3, "bits": 4, "tile": 8, "rank": 2, "whole_channels": 3, "whole_tokens": 2}
 """Values of the settings of compressors that are numbers: a new setting needs one."""
 
 

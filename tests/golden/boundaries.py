@@ -25,6 +25,7 @@ from thinpipe.transport.gloo_group import open_group
 
 TOPK = {"kind": "topk", "keep": 0.3}
 QUANTISE = {"kind": "quantise", "bits": 4, "tile": 16}
+OUTLIERS = {"rotate": True, "whole_channels": 3, "whole_tokens": 1}
 LOWRANK = {"kind": "lowrank", "rank": 4}
 KEEL = {
     "width": 6,
@@ -46,6 +47,10 @@ BOUNDARIES: dict[str, dict] = {
         "gradients": {"kind": "quantise", "bits": 5, "per": "token"},
     },
     "quantise after a rotation": {"states": {**QUANTISE, "rotate": True}, "gradients": {**QUANTISE, "rotate": True}},
+    "quantise but outliers": {
+        "states": {"kind": "quantise", "bits": 8, "per": "token", **OUTLIERS},
+        "gradients": {**QUANTISE, **OUTLIERS, "whole_tokens": 2, "feedback": "ef"},
+    },
     "lowrank": {"states": LOWRANK, "gradients": {**LOWRANK, "format": "fp32"}},
     "ef": {"method": "subspace", "states": {**TOPK, "feedback": "ef"}, "gradients": {**QUANTISE, "feedback": "ef"}},
     "ef21": {"states": {**QUANTISE, "feedback": "ef21"}, "gradients": {**TOPK, "feedback": "ef21"}},

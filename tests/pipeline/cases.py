@@ -77,6 +77,13 @@ CASES = [
     compressed("topk-mask", "none", TOPK, CompressionConfig(kind="topk", reuse_mask=True)),
     compressed("topk-whole-inference", "subspace", TOPK, CompressionConfig(), at_inference=False),
     compressed("quantise", "none", CompressionConfig(kind="quantise", bits=3), replace(QUANTISE, rotate=True)),
+    compressed(
+        "quantise-outliers",
+        "none",
+        replace(QUANTISE, rotate=True, whole_channels=3, whole_tokens=2),
+        replace(QUANTISE, whole_channels=1, feedback="ef21"),
+    ),
+    compressed("quantise-first-token", "subspace", replace(QUANTISE, whole_tokens=1), QUANTISE),
     compressed("lowrank", "none", CompressionConfig(kind="lowrank", rank=4), CompressionConfig(kind="lowrank", rank=4)),
     compressed("ef", "subspace", replace(TOPK, feedback="ef"), replace(QUANTISE, feedback="ef")),
     compressed("ef21", "none", replace(QUANTISE, feedback="ef21"), replace(TOPK, feedback="ef21")),

@@ -12,7 +12,7 @@ from thinpipe.boundary.error_feedback import Ef21, ErrorFeedback
 from thinpipe.boundary.formats import FORMATS
 from thinpipe.boundary.lowrank import LowRank
 from thinpipe.boundary.number_format import make_dense_compressor, make_subspace_compressor
-from thinpipe.boundary.quantise import Quantise
+from thinpipe.boundary.outliers import make_quantise
 from thinpipe.boundary.reused_mask import MaskedCompressor, ReusedMaskMethod
 from thinpipe.boundary.topk import TopK
 from thinpipe.config.boundary import COMPRESSION_SETTINGS, BoundaryConfig, CompressionConfig, FormatName
@@ -26,7 +26,7 @@ FORMAT_COMPRESSORS: dict[str, Callable[[MessageShape, FormatName, int], Compress
 
 COMPRESSORS: dict[str, Callable[[MessageShape, CompressionConfig, int], Compressor]] = {
     "topk": TopK,
-    "quantise": Quantise,
+    "quantise": make_quantise,
     "lowrank": LowRank,
 }
 

@@ -4,7 +4,7 @@ A length follows from the model and the settings alone. Every kind of compressio
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig, FormatName
@@ -111,6 +111,31 @@ class QuantiseLayout:
         self.nbytes = 2 * size.batch * self.tiles * BF16_NBYTES + self.numbers_nbytes
 
 
+class OutliersLayout:
+    """Layout of kind "quantise" with its outliers: whole tokens, then whole channels, both in bfloat16, then the rest
+    as in `QuantiseLayout`, then the bit-packed positions of the channels. Raises UserError if there is no rest."""
+
+    def __init__(self, size: MessageSize, settings: CompressionConfig) -> None:
+        self.tokens, self.channels = settings.whole_tokens or 0, settings.whole_channels or 0
+        _refuse_all_whole("tokens", self.tokens, size.tokens)
+        _refuse_all_whole("channels", self.channels, size.width)
+        rest = replace(size, tokens=size.tokens - self.tokens)
+        self.position_bits = (size.width - 1).bit_length()
+        self.tokens_nbytes = size.batch * self.tokens * size.width * BF16_NBYTES
+        self.channels_nbytes = rest.rows * self.channels * BF16_NBYTES
+        self.positions_nbytes = packed_nbytes(self.channels, self.position_bits)
+        whole_nbytes = self.tokens_nbytes + self.channels_nbytes + self.positions_nbytes
+        self.nbytes = whole_nbytes + QuantiseLayout(rest, settings).nbytes
+
+
+def _refuse_all_whole(what: str, whole: int, there_are: int) -> None:
+    if whole >= there_are:
+        raise UserError(
+            f"{whole} whole {what} of {there_are} leave nothing to quantise: lower whole_{what} of boundary.states or "
+            "boundary.gradients"
+        )
+
+
 class LowRankLayout:
     """Layout of the two factors: [rows, rank], then [rank, width]. Raises UserError if the rank is not low."""
 
@@ -128,7 +153,7 @@ class LowRankLayout:
 
 MESSAGE_LAYOUTS: dict[str, Callable[[MessageSize, CompressionConfig], MessageLayout]] = {
     "topk": TopKLayout,
-    "quantise": QuantiseLayout,
+    "quantise": OutliersLayout,
     "lowrank": LowRankLayout,
 }
 

@@ -33,6 +33,12 @@ class CompressionConfig:
     """quantise: number of values that share a quantisation range, in place of `per`."""
     rotate: bool = False
     """quantise: apply a seeded Hadamard rotation to each token first, to spread outliers over all channels."""
+    whole_channels: int | None = None
+    """quantise: number of channels, those of largest magnitude in a message, that are sent whole in bf16 and are not
+    quantised. For published models, which have a few giant channels."""
+    whole_tokens: int | None = None
+    """quantise: number of tokens at the beginning of every sample that are sent whole in bf16 and are not quantised.
+    For published models, in which the first token is an outlier."""
     rank: int | None = None
     """lowrank: rank of the approximation."""
     feedback: Literal["none", "ef", "ef21", "aqsgd"] = "none"
@@ -44,7 +50,7 @@ class CompressionConfig:
 COMPRESSION_SETTINGS: dict[str, tuple[str, ...]] = {
     "none": (),
     "topk": ("keep", "per", "reuse_mask", "format"),
-    "quantise": ("bits", "per", "tile", "rotate"),
+    "quantise": ("bits", "per", "tile", "rotate", "whole_channels", "whole_tokens"),
     "lowrank": ("rank", "format"),
 }
 """Settings that apply to each kind of compression; the first is required. A new kind adds an entry here, in
@@ -53,10 +59,26 @@ _OWN_KINDS = tuple(COMPRESSION_SETTINGS)
 """Kinds that come with thinpipe; `register_compressor` adds others."""
 
 
+_DIRECTIONS, _FORMATS = ("states", "gradients"), ("forward", "backward")
+_OUTLIERS: dict[str, Any] = {"rotate": True, "whole_channels": 8, "whole_tokens": 1}
+_INT8 = CompressionConfig(kind="quantise", bits=8, per="token", **_OUTLIERS)
+_INT4 = CompressionConfig(kind="quantise", bits=4, tile=128, **_OUTLIERS)
+PRESETS: dict[str, tuple[CompressionConfig, CompressionConfig]] = {
+    "tuning": (_INT8, _INT8),
+    "tuning-thin": (_INT4, _INT4),
+}
+"""States and gradients of each `boundary.preset` but "none". In 4 bits, tiles of 128 rotated values err a quarter less
+than a range per token, for a sixteenth more bytes (benchmarks/published_boundaries.py)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BoundaryConfig:
     """Encoding of boundary messages: states from a segment to the next one, gradients back."""
 
+    preset: Literal["none", "tuning", "tuning-thin"] | None = None
+    """Settings for tuning a published model, in each direction that has none of its own. tuning: rotated 8 bits, with
+    the first token and the 8 largest channels whole. tuning-thin: the same in 4 bits. none: no preset, also for a
+    published model. None: the default of the model."""
     method: Literal["none", "subspace"] | None = None
     """Kind of state: subspace coordinates, or the dense vector (none). None: chosen to match the model."""
     forward: FormatName = "fp32"
@@ -74,7 +96,8 @@ class BoundaryConfig:
 
     def __post_init__(self) -> None:
         _refuse_unknown_choices(self, "boundary")
-        for name, number_format in (("states", "forward"), ("gradients", "backward")):
+        self._fill_in_preset()
+        for name, number_format in zip(_DIRECTIONS, _FORMATS, strict=True):
             _refuse_without_effect(getattr(self, name), f"boundary.{name}")
             if getattr(self, name).kind != "none" and getattr(self, number_format) != "fp32":
                 raise UserError(
@@ -94,6 +117,21 @@ class BoundaryConfig:
         if not self.at_inference and self.states.kind == "none" and self.forward == "fp32":
             raise UserError("boundary.at_inference = false has no effect on uncompressed fp32 states: leave it out")
 
+    def _fill_in_preset(self) -> None:
+        """Gives the settings of the preset to each direction that has none, or has those of a preset it replaces."""
+        if self.preset is None or self.preset == "none":
+            return
+        wanted, is_replaced = PRESETS[self.preset], (self.states, self.gradients) in PRESETS.values()
+        for name, number_format, compression in zip(_DIRECTIONS, _FORMATS, wanted, strict=True):
+            is_free = getattr(self, name) == CompressionConfig() and getattr(self, number_format) == "fp32"
+            if is_free or is_replaced:
+                object.__setattr__(self, name, compression)
+        if self.states != wanted[0] and self.gradients != wanted[1]:
+            raise UserError(
+                f'boundary.preset = "{self.preset}" has no effect: states and gradients both have settings of their '
+                "own: leave the preset out, or remove those of a direction"
+            )
+
     def resolve_method(self, *, in_subspace: bool) -> Literal["none", "subspace"]:
         """The method in effect. `in_subspace`: whether the model's state is subspace coordinates.
 
@@ -104,6 +142,11 @@ class BoundaryConfig:
             wanted = "a subspace model (set model.subspace.width)" if name == "subspace" else "a dense model"
             raise UserError(f"boundary.method {name!r} is for {wanted}: leave boundary.method out to get the right one")
         return name
+
+
+def boundary_of_published_model(config: BoundaryConfig) -> BoundaryConfig:
+    """What a run with a published model sends: the preset "tuning", unless something is set in [boundary]."""
+    return BoundaryConfig(preset="tuning") if config == BoundaryConfig() else config
 
 
 def refuse_registered_compressors(config: BoundaryConfig, where: str) -> None:
@@ -168,5 +211,9 @@ def _refuse_out_of_range(compression: CompressionConfig, where: str) -> None:
         raise UserError(f"{where}.tile must be at least 2, not {compression.tile}")
     if compression.tile is not None and compression.per is not None:
         raise UserError(f"{where}.tile and {where}.per both say what shares a range: leave one out")
+    for name in ("whole_channels", "whole_tokens"):
+        whole = getattr(compression, name)
+        if whole is not None and whole < 1:
+            raise UserError(f"{where}.{name} must be at least 1, not {whole}: leave it out to quantise everything")
     if compression.rank is not None and compression.rank < 1:
         raise UserError(f"{where}.rank must be at least 1, not {compression.rank}")

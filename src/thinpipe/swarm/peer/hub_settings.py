@@ -26,7 +26,7 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("lr", "beta1", "beta2", "eps", "weight_decay", "second_moment", "matrix_lr_factor"),
     "lr_scheduler": ("warmup_steps", "decay_type", "decay_ratio", "min_lr_factor"),
     "basis": ("interval", "step_size"),
-    "boundary": ("method", "forward", "backward", "states", "gradients", "at_inference"),
+    "boundary": ("preset", "method", "forward", "backward", "states", "gradients", "at_inference"),
     "execution": ("checkpoint_activations", "compile"),
     "checkpoint": ("interval", "keep_latest_k", "uplink_share"),
     "validation": ("freq", "steps"),
