@@ -85,7 +85,7 @@ class BrokerLink:
         broker = self._broker
         self._cause = ""
         client = await connect(
-            broker.url, broker.fingerprint, broker.hub_seed, inbox=f"_INBOX.{HUB}", on_down=self._on_error
+            broker.url, broker.fingerprint, broker.hub_credentials, inbox=f"_INBOX.{HUB}", on_down=self._on_error
         )
         try:
             await self._on_open(client)

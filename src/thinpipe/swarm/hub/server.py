@@ -82,9 +82,7 @@ class Hub:
             run_host, settings, state_files, self._link.publish, self._print, lambda: broker.peers
         )
         self.membership = self.generations.membership
-        self.admission = Admission(
-            broker, run=settings.run, public_url=settings.public_url, numerics=run_host.numerics, print_line=self._print
-        )
+        self.admission = Admission(broker, settings, numerics=run_host.numerics, print_line=self._print)
         self._stop_reason, self._failed = "", False
         self._file_writes = FileWriteService(run_host.accept, run_host.on_file_saved, run_host.on_save_failed)
         self.services = self._make_services()
@@ -110,6 +108,7 @@ class Hub:
             "event": self._event,
             "status": self._status,
             "admin": self._admin,
+            "renew": self._renew,
             STORE: self.generations.serve_store,
             REDUCE: self.generations.reductions,
             READ_SERVICE: FileReadService(self.run_host.find),
@@ -302,6 +301,11 @@ class Hub:
     async def _status(self, _peer: str, _data: bytes) -> bytes | None:
         return _encode(self.status())
 
+    async def _renew(self, peer: str, _data: bytes) -> bytes | None:
+        """A new JWT for the peer's key, also for one whose JWT has expired (`broker.authority`)."""
+        reply = self.admission.renew(peer)
+        return None if reply is None else _encode(reply)
+
     async def _admin(self, peer: str, data: bytes) -> bytes | None:
         """Commands of the hub's owner: only accepted with the hub's own key."""
         if peer != HUB:
@@ -315,6 +319,10 @@ class Hub:
     async def _execute(self, request: AdminRequest) -> str:
         if request.what == "invite":
             return (await self.admission.invite()).line()
+        if request.what == "list":
+            return self.admission.open_invites()
+        if request.what == "revoke":
+            return await self.admission.revoke(request.name)
         if request.what == "kick":
             await self.kick(request.name)
             return f"{request.name} was removed; it needs a new invite to join again"
