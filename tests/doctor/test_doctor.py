@@ -180,6 +180,13 @@ def test_a_hub_is_reached_and_its_invite_not_used_up(run_config, examine, tmp_pa
         assert re.fullmatch(r"\S+ .bps up, \S+ .bps down, \d+ ms round trip", found["link"]["text"])
         assert found["memory"]["state"] == "not checked"
         assert found["members"]["state"] == "ok"
+        for days, words in ((-1, "24.0 h ahead of the hub's clock"), (1, "24.0 h behind the hub's clock")):
+            broker = running.hub.broker
+            broker.clock = lambda apart=86400 * days: time.time() + apart
+            another = invite_of(running)
+            for given in (tmp_path / "joined", another.line()):
+                clock = examine("--invite", given)["clock"]
+                assert (clock["state"], clock["text"]) == ("warning", words)
         running.hub.generations.conduct.suspensions.suspend("p0", "bad values", time.monotonic())
         found = examine("--invite", tmp_path / "joined")["members"]
         assert found["state"] == "problem"

@@ -106,7 +106,7 @@ class Broker:
             remove_partial_files(self.folder)
             self._certificate = load_or_create_certificate(self.folder)
             self._state = self._load_or_create_state()
-            self.authority = Authority(self._state.seeds, self.clock)
+            self.authority = Authority(self._state.seeds, lambda: self.clock())
             self._register = Register(self.folder / "members.json")
             self._admin = self.authority.admin_credentials()
             self._hub = self.authority.hub_credentials()

@@ -376,7 +376,7 @@ class Hub:
             audit=self.run_host.audit_summary,
             alarms=self.run_host.alarms,
             suspended=self.generations.conduct.suspensions.in_words(time.monotonic()),
-            time_s=time.time(),
+            time_s=self.broker.clock(),
             troubles=self.services.troubles(),
         )
 
