@@ -63,12 +63,13 @@ class Crowd:
             async with turns:
                 jwt = self._broker.authority.peer_jwt(name, key.public_key)
                 credentials = Credentials(seed=key.seed, jwt=jwt)
+
+                def on_down(_error: Exception) -> None:
+                    self.cut_at.setdefault(name, time.monotonic())
+
+                url, fingerprint = self._broker.url, self._broker.fingerprint
                 self._clients[name] = await connect(
-                    self._broker.url,
-                    self._broker.fingerprint,
-                    credentials,
-                    inbox=f"_INBOX.{name}",
-                    on_down=lambda _error: self.cut_at.setdefault(name, time.monotonic()),
+                    url, fingerprint, credentials, inbox=f"_INBOX.{name}", on_down=on_down
                 )
 
         await asyncio.gather(*(one(name, key) for name, key in members.items()))
@@ -183,8 +184,8 @@ def page(results: list[dict[str, Any]], config: dict[str, Any]) -> str:
     columns += ["kick s", "until cut s", "of the server's processor", "others disturbed", "others that cannot send"]
     lines = [
         *head("One more join, one more kick, in a hub of thousands", config),
-        f"Medians of {config['times']}, one after the other, on a shared machine with other load. A join is all that the",
-        "newcomer does: its key on disk, TLS, the question, the hub's entry on disk, the answer, its identity on disk. A",
+        f"Medians of {config['times']}, one after the other, on a shared machine with other load. A join is all that",
+        "the newcomer does: its key on disk, TLS, question, the hub's entry on disk, answer, its identity on disk. A",
         'kick is on disk and acknowledged by the server; "until cut" is when the kicked connection noticed.',
         "",
         f"| {' | '.join(columns)} |",

@@ -5,19 +5,22 @@ No clock of this machine has a part: a peer renews when it connects and after a 
 with the JWT with which it signed in; the new one is for the next.
 """
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+
+from nats.errors import Error as NatsError
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.foreign import ProtocolError, decode_foreign
 from thinpipe.swarm.peer.clock import wrong_clock_text
 from thinpipe.swarm.peer.identity import Identity, save_jwt
 from thinpipe.swarm.protocol.messages import RenewReply
-from thinpipe.transport.nats.client import RefusedKeyError
+from thinpipe.swarm.protocol.names import HUB
+from thinpipe.transport.nats.client import RefusedKeyError, UnreachableError, connect
 from thinpipe.transport.nats.connection import HubConnection
 
 SERVICE = "renew"
@@ -37,8 +40,7 @@ def dial(identity: Identity, folder: Path, *, incarnation: str = "") -> tuple[Hu
     except RefusedKeyError:
         _LOG.info("the hub does not accept this machine's JWT: asking for a new one")
     try:
-        with closing(HubConnection(identity.renewal_address)) as connection:
-            renewed = replace(identity, jwt=_ask(connection))
+        renewed = replace(identity, jwt=asyncio.run(_ask_apart(identity)))
     except RefusedKeyError as error:
         raise RefusedKeyError(
             f"the hub at {identity.url} does not accept our key: its owner has removed {identity.name} from the run, "
@@ -87,7 +89,26 @@ class Renewal:
 
 def _ask(connection: HubConnection) -> str:
     """A new JWT. Does not count as waiting of the training thread."""
-    reply = connection.submit(SERVICE, b"", seconds=_ANSWER_SECONDS).result(_ANSWER_SECONDS + 5)
+    return _decoded(connection.submit(SERVICE, b"", seconds=_ANSWER_SECONDS).result(_ANSWER_SECONDS + 5))
+
+
+async def _ask_apart(identity: Identity) -> str:
+    """A new JWT, asked for with what never expires and allows nothing else."""
+    address, name = identity.renewal_address, identity.name
+    client = await connect(
+        address.url, address.fingerprint, address.credentials, inbox=f"_INBOX.{name}", on_down=lambda _error: None
+    )
+    try:
+        return _decoded((await client.request(f"{HUB}.{name}.{SERVICE}", timeout=_ANSWER_SECONDS)).data)
+    except NatsError as error:
+        raise UnreachableError(
+            f"the hub at {address.url} did not renew this machine's JWT ({error!r}): check that it runs, and try again"
+        ) from error
+    finally:
+        await client.close()
+
+
+def _decoded(reply: bytes) -> str:
     answer = decode_foreign(reply, RenewReply)
     if not answer.jwt:
         raise ProtocolError("the hub sent no JWT")
