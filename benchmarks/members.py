@@ -47,7 +47,7 @@ class Crowd:
         self._broker, self._loop = broker, asyncio.new_event_loop()
         self._clients: dict[str, DirectClient] = {}
         self.cut_at: dict[str, float] = {}
-        """When each connection that was lost, or had any other problem, told so first."""
+        """When each connection that was lost, or had any other problem, reported it first."""
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def call(self, pending: Awaitable[Result]) -> Result:

@@ -93,7 +93,7 @@ def test_a_killed_server_is_noticed(tmp_path):
     with running_broker(tmp_path) as running:
         asyncio.run(check(running))
         wait_until(lambda: not running.broker.running)
-        with pytest.raises(BrokerError, match="could not be told"):
+        with pytest.raises(BrokerError, match="could not be asked"):
             running.broker.remove_peer("p0")
         assert "p0" not in running.broker.peers  # and stays out when the server is started again
 

@@ -19,7 +19,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.swarm.broker.broker import Broker
 from thinpipe.swarm.peer.accept_invite import accept_invite
 from thinpipe.swarm.peer.identity import load_identity, save_identity
-from thinpipe.swarm.peer.renewal import Renewal, dial
+from thinpipe.swarm.peer.renewal import Renewal, connect_as_peer
 from thinpipe.swarm.protocol.invite import GRACE_SECONDS
 from thinpipe.swarm.protocol.jwt import ISSUED
 from thinpipe.transport.nats.client import RefusedKeyError
@@ -35,7 +35,7 @@ time.time = lambda: right() + shift
 from pathlib import Path
 from thinpipe.core.numerics import Numerics
 from thinpipe.swarm.peer import accept_invite
-from thinpipe.swarm.peer.renewal import dial
+from thinpipe.swarm.peer.renewal import connect_as_peer
 from thinpipe.swarm.protocol.invite import Invite
 if dies:
     accept_invite.save_identity = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -43,7 +43,7 @@ folder = Path(sys.argv[2])
 identity = accept_invite.accept_invite(
     Invite.read(sys.argv[1]), folder, name="", numerics=Numerics(version=1, torch="2.1.0")
 )
-dial(identity, folder)[0].close()
+connect_as_peer(identity, folder)[0].close()
 print("in as", identity.name)
 """
 
@@ -100,7 +100,7 @@ def test_members_get_in_when_the_hubs_clock_was_wrong(run_config, tmp_path, shif
         tmp_path.joinpath("p0").mkdir()
         save_identity(tmp_path / "p0", identity)
         broker.clock = time.time
-        connection, renewed = dial(identity, tmp_path / "p0")
+        connection, renewed = connect_as_peer(identity, tmp_path / "p0")
         with closing(connection):
             assert connection.request("status", b"", seconds=PATIENCE)
         assert (renewed.jwt != identity.jwt) == (shift < -90 * DAY), "it had expired"
@@ -170,7 +170,7 @@ def test_a_kick_cuts_within_a_second_and_disturbs_nobody(tmp_path):
 
         asyncio.run(check())
         with pytest.raises(RefusedKeyError, match="its owner has removed bert from the run"):
-            dial(came, tmp_path / "bert")
+            connect_as_peer(came, tmp_path / "bert")
         with pytest.raises(RefusedKeyError, match="its peer was removed"):
             accept_invite(used, tmp_path / "again", name="", numerics=NUMERICS)
 

@@ -15,7 +15,7 @@ from thinpipe.core.foreign import decode_foreign
 from thinpipe.core.run_folder import events_path
 from thinpipe.swarm.broker.broker import hub_address
 from thinpipe.swarm.peer.identity import load_identity
-from thinpipe.swarm.peer.renewal import dial
+from thinpipe.swarm.peer.renewal import connect_as_peer
 from thinpipe.swarm.protocol.messages import AdminAnswer, AdminRequest
 from thinpipe.swarm.protocol.status import Status, render
 from thinpipe.transport.nats.client import UnreachableError
@@ -86,7 +86,7 @@ def _connection(folder: Path) -> Iterator[HubConnection]:
         connection = HubConnection(address)
     else:
         assert identity is not None
-        connection, _ = dial(identity, folder)
+        connection, _ = connect_as_peer(identity, folder)
     try:
         yield connection
     except (ConnectionError, TimeoutError) as error:

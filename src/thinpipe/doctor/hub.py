@@ -23,7 +23,7 @@ from thinpipe.swarm.peer.bandwidth_probe import Requester, measure_latency, meas
 from thinpipe.swarm.peer.clock import CLOCK_FIX, CLOCK_SECONDS, clock_text
 from thinpipe.swarm.peer.identity import Identity, load_identity
 from thinpipe.swarm.peer.invite_probe import InviteProbe
-from thinpipe.swarm.peer.renewal import dial
+from thinpipe.swarm.peer.renewal import connect_as_peer
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.names import HUB
 from thinpipe.swarm.protocol.status import Status
@@ -123,7 +123,7 @@ def _with_invite(invite: Invite) -> Iterator[Finding]:
 
 def _with_key(known: Identity | Address, folder: Path, device: str) -> Iterator[Finding]:
     try:
-        dialled = HubConnection(known) if isinstance(known, Address) else dial(known, folder)[0]
+        dialled = HubConnection(known) if isinstance(known, Address) else connect_as_peer(known, folder)[0]
         with closing(dialled) as connection:
             yield ok("key", f"the hub knows this machine as {known.name}")
             asked = time.time()

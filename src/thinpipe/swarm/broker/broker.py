@@ -1,7 +1,7 @@
 """The broker of a run: one nats-server process on one folder, and the keys that may connect to it.
 
 The folder holds the hub's signing keys, its certificate, the register of members and JetStream data; a broker restarted
-on it is the same broker. Who joins or is invited gets a JWT that the server checks by itself; only a revocation is told
+on it is the same broker. Who joins or is invited gets a JWT that the server checks by itself; only a revocation goes
 to the server, as a new JWT of the account. Methods block for a bounded time (use `asyncio.to_thread` from an event
 loop) and may be called from any thread.
 """
@@ -196,7 +196,7 @@ class Broker:
             self._push_revocations()
 
     def add_invite(self, *, url: str, run: str, seconds: float) -> Invite:
-        """A new invite to the run of this name at this URL, which ends after so many seconds."""
+        """A new invite to the run of this name at this URL, which ends after this many seconds."""
         pair, identity, authority = KeyPair.new(), f"i{secrets.token_hex(6)}", self.authority
         with self._change_lock:
             now = self.clock()
@@ -228,7 +228,7 @@ class Broker:
             refusal = push_account(self.url, self.fingerprint, self._admin, self.authority.account, jwt)
         except ConnectionError as error:
             raise BrokerError(
-                f"the key is revoked, but nats-server could not be told: {error}. Restart the hub to cut its "
+                f"the key is revoked, but nats-server could not be asked: {error}. Restart the hub to cut its "
                 f"connections. The end of the server's log:\n{self.log_tail()}"
             ) from error
         if refusal is not None:

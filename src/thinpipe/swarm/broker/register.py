@@ -1,6 +1,6 @@
 """Register of a hub: its members, its invites and the keys that it has revoked, kept in `members.json`.
 
-Every change is on disk before anybody hears of it. Written by the hub alone; its clock decides when an invite ends.
+Every change is on disk before anybody is answered. Written by the hub alone; its clock decides when an invite ends.
 """
 
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Compares this machine's clock with the hub's. Nothing that a peer may do depends on its clock; people are told."""
+"""Compares this machine's clock with the hub's. Nothing that a peer may do depends on its clock; a wrong one is
+reported."""
 
 import time
 

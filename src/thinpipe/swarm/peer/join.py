@@ -35,7 +35,7 @@ from thinpipe.swarm.peer.hub_settings import settings_from_hub
 from thinpipe.swarm.peer.identity import Identity, load_identity
 from thinpipe.swarm.peer.machine_probe import measure_machine
 from thinpipe.swarm.peer.remote_run import RemoteRun
-from thinpipe.swarm.peer.renewal import Renewal, dial
+from thinpipe.swarm.peer.renewal import Renewal, connect_as_peer
 from thinpipe.swarm.peer.standby import LINK_SHARE, StandbyMirror
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.machine_report import MachineReport
@@ -181,7 +181,7 @@ class PeerProcess:
         began = time.monotonic()
         while True:
             try:
-                connection, self.identity = dial(self.identity, self.folder, incarnation=self.incarnation)
+                connection, self.identity = connect_as_peer(self.identity, self.folder, incarnation=self.incarnation)
                 return connection
             except UnreachableError as error:
                 if time.monotonic() - began > _REACH_SECONDS:

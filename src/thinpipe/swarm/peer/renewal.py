@@ -32,7 +32,7 @@ _ANSWER_SECONDS = 30.0
 _LOG = logging.getLogger(__name__)
 
 
-def dial(identity: Identity, folder: Path, *, incarnation: str = "") -> tuple[HubConnection, Identity]:
+def connect_as_peer(identity: Identity, folder: Path, *, incarnation: str = "") -> tuple[HubConnection, Identity]:
     """A connection to the hub, and the identity with a new JWT if the server took the old one no more. Raises UserError
     if it takes neither."""
     try:
