@@ -247,6 +247,7 @@ def test_names_must_be_new_to_be_added_and_known_to_be_removed(tmp_path):
             (lambda: broker.add_peer("p1", "U\n"), "public key"),
             (lambda: broker.add_peer("p1", broker.peers["p0"]), "the key is in use"),
             (lambda: broker.add_peer(invite.id, key), "already an invite"),
+            (lambda: broker.add_peer("p1", key, invite="i0"), "revoked, or used"),
             (lambda: broker.remove_peer("p1"), "no peer 'p1'; peers: p0"),
             (lambda: broker.revoke_invite("p0"), f"no invite 'p0' to revoke; open invites: {invite.id}"),
         ):

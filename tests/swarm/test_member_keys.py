@@ -246,6 +246,16 @@ def save_identity_of(connection, folder):
     save_identity(folder, identity_of(connection.address))
 
 
+def test_a_member_is_known_with_any_invite_and_spends_none(tmp_path):
+    """As after a crash of somebody who has lost the line of the first one."""
+    with running_broker(tmp_path / "hub", ()) as running, open_admission(running) as (invite, _):
+        assert newcomer(invite(), tmp_path / "anna", dies=True).returncode == -signal.SIGKILL
+        another = invite()
+        assert accept_invite(another, tmp_path / "anna", name="", numerics=NUMERICS).name == "p0"
+        assert not running.broker.invites[another.id].used_by
+        assert accept_invite(another, tmp_path / "bert", name="", numerics=NUMERICS).name == "p1"
+
+
 def test_a_full_disk_at_the_hub_spends_no_invite(tmp_path, monkeypatch):
     with running_broker(tmp_path / "hub", ()) as running, open_admission(running) as (invite, _):
         one = invite()

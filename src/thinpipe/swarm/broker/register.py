@@ -80,8 +80,10 @@ class Register:
         self._check_new(name, member.public_key)
         invites = self._table.invites
         if member.invite:
-            used = msgspec.structs.replace(invites[member.invite], used_by=name)
-            invites = {**invites, member.invite: used}
+            invite = invites.get(member.invite)
+            if invite is None or invite.used_by:
+                raise UserError("the invite was revoked, or used by somebody else, meanwhile")
+            invites = {**invites, member.invite: msgspec.structs.replace(invite, used_by=name)}
         self._save(members={**self._table.members, name: member}, invites=invites)
         self._peers = {**self._peers, name: member.public_key}
         self._names[member.public_key] = name

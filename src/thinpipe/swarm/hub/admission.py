@@ -99,18 +99,15 @@ class Admission:
         await self._client.publish(message.reply, msgspec.msgpack.encode(reply))
 
     async def _answer(self, identity: str, invite: IssuedInvite, request: JoinRequest) -> JoinAnswer:
-        """Admits a newcomer, says again that it was admitted, or refuses it."""
+        """Admits a newcomer, or refuses it. A member has its JWTs again, with whichever invite: they are of no use to
+        anybody without its key."""
         key, authority = request.public_key, self._broker.authority
-        name, refusal = self._broker.name_of(key), ""
-        if name is not None and self._broker.members[name].invite != identity:
-            refusal = (
-                f"the key of this folder is that of {name}: use the invite with which it joined, or a new --folder"
-            )
-        elif name is None:
+        name = self._broker.name_of(key)
+        if name is None:
             name = request.name or self._free_name()
             refusal = self._why_over(invite) or self._refusal(request, name) or await self._admit(identity, name, key)
-        if refusal or name is None:
-            return JoinAnswer(refusal=refusal, time_s=self._broker.clock())
+            if refusal:
+                return JoinAnswer(refusal=refusal, time_s=self._broker.clock())
         return JoinAnswer(
             name=name,
             jwt=authority.peer_jwt(name, key),
