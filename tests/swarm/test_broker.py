@@ -106,6 +106,17 @@ def test_a_frozen_server_holds_nobody_up(tmp_path, monkeypatch):
             running.broker.remove_peer("p0")
         os.kill(running.broker.server_pid, signal.SIGCONT)
 
+        async def sign_in(name):
+            async with dialled(running, name, running.credentials[name]):
+                pass
+
+        monkeypatch.undo()
+        asyncio.run(sign_in("p0"))  # the server does not know yet
+        running.broker.catch_up()
+        with pytest.raises(UserError, match="does not accept our key"):
+            asyncio.run(sign_in("p0"))
+        asyncio.run(sign_in("p1"))
+
 
 def test_a_second_broker_on_the_folder_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "_WAIT_SECONDS", 0.2)

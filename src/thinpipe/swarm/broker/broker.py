@@ -85,6 +85,7 @@ class Broker:
         self._host, self._requested_port = host, port
         self._limits, self._executable = limits or Limits(), executable
         self._change_lock = threading.Lock()
+        self._owes_revocations = False
 
     _lock: FolderLock
     _server: Server
@@ -193,6 +194,7 @@ class Broker:
         """Revokes the peer's key: its connections are cut at once and new ones refused."""
         with self._change_lock:
             self._register.remove_member(name)
+            self._owes_revocations = True
             self._push_revocations()
 
     def add_invite(self, *, url: str, run: str, seconds: float) -> Invite:
@@ -217,7 +219,14 @@ class Broker:
     def revoke_invite(self, invite: str) -> None:
         with self._change_lock:
             self._register.revoke_invite(invite)
+            self._owes_revocations = True
             self._push_revocations()
+
+    def catch_up(self) -> None:
+        """Gives the server the revocations that it could not be given before, if there are any. Raises BrokerError."""
+        with self._change_lock:
+            if self._owes_revocations:
+                self._push_revocations()
 
     def _push_revocations(self) -> None:
         """Gives the server the account's JWT with all revocations, which are on disk already. Raises BrokerError."""
@@ -228,14 +237,15 @@ class Broker:
             refusal = push_account(self.url, self.fingerprint, self._admin, self.authority.account, jwt)
         except ConnectionError as error:
             raise BrokerError(
-                f"the key is revoked, but nats-server could not be asked: {error}. Restart the hub to cut its "
-                f"connections. The end of the server's log:\n{self.log_tail()}"
+                f"the key is revoked, but nats-server could not be asked: {error}. It is asked again when the hub is "
+                f"connected to it again. The end of the server's log:\n{self.log_tail()}"
             ) from error
         if refusal is not None:
             raise BrokerError(
                 f"the key is revoked, but nats-server refuses to take note: {refusal}. Restart the hub\n"
                 f"{self.log_tail()}"
             )
+        self._owes_revocations = False
 
     def _write_config(self) -> None:
         """Writes state and server configuration."""

@@ -222,10 +222,7 @@ class Hub:
                 f"({expulsion.reason}). Check its memory and processor, then ask the hub's owner for a new invite",
             )
         except (BrokerError, UserError) as error:
-            self._print(
-                f"the key of {expulsion.expelled} could not be removed, so it can join again: remove it with "
-                f"`thinpipe kick` ({error})"
-            )
+            self._print(f"{expulsion.expelled} was removed, but may still be connected: {error}")
         finally:
             self.generations.expelling.discard(expulsion.expelled)
 
