@@ -1,6 +1,7 @@
 """Keys of members and invites against a real server: crashes, kicks, ends, restarts and wrong clocks."""
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -15,12 +16,13 @@ from tests.programs import PATIENCE
 from tests.swarm.brokers import dialled, running_broker
 from tests.swarm.hub.test_admission import NUMERICS, open_admission
 from tests.swarm.hubs import identity_of, running_hub
+from thinpipe.cli import main
 from thinpipe.core.errors import UserError
 from thinpipe.swarm.broker.broker import Broker
 from thinpipe.swarm.peer.accept_invite import accept_invite
 from thinpipe.swarm.peer.identity import load_identity, save_identity
 from thinpipe.swarm.peer.renewal import Renewal, connect_as_peer
-from thinpipe.swarm.protocol.invite import GRACE_SECONDS
+from thinpipe.swarm.protocol.invite import GRACE_SECONDS, Invite
 from thinpipe.swarm.protocol.jwt import ISSUED
 from thinpipe.transport.nats.client import RefusedKeyError
 from thinpipe.transport.nats.connection import HubConnection
@@ -284,3 +286,24 @@ def test_folders_of_an_earlier_thinpipe_say_what_to_do(tmp_path):
 def test_every_jwt_says_that_it_was_issued():
     """The server takes one that says 0, or nothing, for revoked as soon as anybody is (nats-server 2.15.1)."""
     assert ISSUED > 0
+
+
+def test_the_owner_lists_and_revokes_invites(run_config, capsys):
+    folder = run_config.job.dump_folder
+
+    def owner(*arguments):
+        assert main(["invite", str(folder), *arguments]) in (0, None)
+        return capsys.readouterr().out.strip()
+
+    with running_hub(run_config, ("p0",)) as running:
+        (folder / "hub").symlink_to(running.hub.broker.folder)
+        assert owner("--list") == "no invite is open"
+        first, second = (Invite.read(owner()) for _ in range(2))
+        assert re.fullmatch(
+            rf"({first.id}|{second.id}): until .* UTC, another 168.0 h", owner("--list").splitlines()[1]
+        )
+        assert owner("--revoke", first.id) == f"the invite {first.id} was revoked"
+        (left,) = owner("--list").splitlines()
+        assert left.startswith(f"{second.id}: until ")
+        running.hub.broker.clock = lambda: time.time() + 8 * DAY
+        assert owner("--list") == "no invite is open"

@@ -72,7 +72,7 @@ def _admin(folder: Path, what: Literal["invite", "list", "revoke", "kick"], name
         answer = decode_foreign(connection.request("admin", request, seconds=_SECONDS), AdminAnswer)
     if answer.refusal:
         raise UserError(answer.refusal)
-    return answer.text
+    return "\n".join(filter(None, (answer.text, *answer.lines)))
 
 
 @contextmanager

@@ -22,12 +22,9 @@ from thinpipe.swarm.broker.register import IssuedInvite
 from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.keys import is_public_key
-from thinpipe.swarm.protocol.messages import InviteCheck, InviteState, JoinAnswer, JoinRequest, RenewReply
+from thinpipe.swarm.protocol.messages import MAX_LINES, InviteCheck, InviteState, JoinAnswer, JoinRequest, RenewReply
 from thinpipe.swarm.protocol.names import check_name
 from thinpipe.swarm.protocol.probe import probe_service
-
-_LISTED = 50
-"""Open invites that are listed at most."""
 
 
 class Admission:
@@ -57,14 +54,13 @@ class Admission:
         await asyncio.to_thread(self._broker.revoke_invite, identity)
         return f"the invite {identity} was revoked"
 
-    def open_invites(self) -> str:
-        """Invites that can be used, in words, the first to end first."""
+    def open_invites(self) -> list[str]:
+        """Invites that can be used, a line for each, the first to end first."""
         now = self._broker.clock()
         known = [(each.expires_s, name) for name, each in self._broker.invites.items() if not each.used_by]
         ends = sorted(entry for entry in known if entry[0] > now)
         lines = [f"{name}: until {utc_text(end)}, another {(end - now) / 3600:.1f} h" for end, name in ends]
-        more = [f"and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
-        return "\n".join(lines[:_LISTED] + more) or "no invite is open"
+        return lines[:MAX_LINES] or ["no invite is open"]
 
     def numerics_mismatch(self, numerics: Numerics) -> str:
         """Why a peer with these numerics cannot take part; empty if it can."""

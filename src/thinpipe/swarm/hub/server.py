@@ -308,6 +308,8 @@ class Hub:
         if peer != HUB:
             return None
         request = decode_foreign(data, AdminRequest)
+        if request.what == "list":
+            return _encode(AdminAnswer(lines=self.admission.open_invites()))
         try:
             return _encode(AdminAnswer(text=await self._execute(request)))
         except (UserError, BrokerError) as error:
@@ -316,8 +318,6 @@ class Hub:
     async def _execute(self, request: AdminRequest) -> str:
         if request.what == "invite":
             return (await self.admission.invite()).line()
-        if request.what == "list":
-            return self.admission.open_invites()
         if request.what == "revoke":
             return await self.admission.revoke(request.name)
         if request.what == "kick":

@@ -41,6 +41,8 @@ MAX_PEERS = 4096
 """Maximum number of peers in a generation."""
 MAX_EVENT_NBYTES = 256 << 10
 """Maximum size of an event, in bytes."""
+MAX_LINES = 1000
+"""Maximum number of lines in an answer to the hub's owner."""
 _Heads = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 _Files = Annotated[list[LayerFileName], msgspec.Meta(max_length=MAX_FILES)]
 _PeerName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}\Z")]
@@ -331,4 +333,6 @@ class AdminAnswer(Message, frozen=True, kw_only=True):
     """Result of an `AdminRequest` in words, or the reason why it is refused."""
 
     text: LongText = ""
+    lines: Annotated[list[Text], msgspec.Meta(max_length=MAX_LINES)] = []
+    """What was asked for, if it is a list."""
     refusal: LongText = ""
