@@ -27,7 +27,7 @@ from tests.swarm.hostile.flooder import Flooder
 from thinpipe.config.run import BasisConfig, RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.numerics import numerics
-from thinpipe.swarm.peer.identity import accept_invite
+from thinpipe.swarm.peer.accept_invite import accept_invite
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.messages import NextRequest
 from thinpipe.transport.nats.store_messages import StoreRequest

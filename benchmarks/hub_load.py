@@ -89,7 +89,7 @@ def read_counters(broker: Broker) -> Counters:
 
 async def _varz(broker: Broker) -> dict[str, Any]:
     client = await connect(
-        broker.url, broker.fingerprint, broker.admin_seed, inbox="_INBOX.admin", on_down=lambda _: None
+        broker.url, broker.fingerprint, broker.admin_credentials, inbox="_INBOX.admin", on_down=lambda _: None
     )
     try:
         answer: dict[str, Any] = json.loads((await client.request("$SYS.REQ.SERVER.PING.VARZ", timeout=5)).data)["data"]

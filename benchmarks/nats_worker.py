@@ -20,6 +20,7 @@ from thinpipe.config.link import LinkConfig
 from thinpipe.swarm.broker.broker import Broker
 from thinpipe.swarm.protocol.keys import KeyPair
 from thinpipe.transport.emulation.shaped_group import ShapedGroup
+from thinpipe.transport.nats.client import Credentials
 from thinpipe.transport.nats.connection import Address, HubConnection
 from thinpipe.transport.nats.frame import Origin
 from thinpipe.transport.nats.group import NatsGroup
@@ -49,15 +50,18 @@ def nats_crew(folder: Path, size: int) -> Iterator[tuple[Broker, WorkerPool]]:
     with Broker(folder / "broker") as broker:
         for name, key in keys.items():
             broker.add_peer(name, key.public_key)
-        seeds = {name: key.seed for name, key in keys.items()}
-        broker_access = {"url": broker.url, "fingerprint": broker.fingerprint, "seeds": seeds}
+        credentials = {
+            name: {"seed": key.seed, "jwt": broker.authority.peer_jwt(name, key.public_key)}
+            for name, key in keys.items()
+        }
+        broker_access = {"url": broker.url, "fingerprint": broker.fingerprint, "credentials": credentials}
         with WorkerPool(size, variables={BROKER: json.dumps(broker_access)}, worker="benchmarks.nats_worker") as crew:
             yield broker, crew
 
 
 def open_over_nats(link: LinkConfig) -> dist.ProcessGroup:
     broker_access = json.loads(os.environ[BROKER])
-    names = list(broker_access["seeds"])
+    names = list(broker_access["credentials"])
     group = NatsGroup(
         _connection(), names, Origin(run=b"measured", generation=next(_generations)), timeout=links_worker.TIMEOUT
     )
@@ -79,7 +83,7 @@ def _connection() -> HubConnection:
             url=broker_access["url"],
             fingerprint=broker_access["fingerprint"],
             name=name,
-            seed=broker_access["seeds"][name],
+            credentials=Credentials(**broker_access["credentials"][name]),
         )
     )
 

@@ -240,7 +240,7 @@ def test_the_catalogue_is_carried_out_by_a_function_each_and_reported_in_words()
 
 
 def test_orders_and_deeds_come_back_as_they_were_written(tmp_path):
-    order = Order(attack="stall", seconds=30.0, invite="thinpipe2:x")
+    order = Order(attack="stall", seconds=30.0, invite="thinpipe3:x")
     give(tmp_path / "order", order)
     assert taken(tmp_path / "order") == order
     write_down(tmp_path / "deeds", "stall", ATTACKER, "x" * 1000, "")

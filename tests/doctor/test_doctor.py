@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.programs import Program
-from tests.swarm.hubs import running_hub
+from tests.swarm.hubs import identity_of, running_hub
 from thinpipe.cli import main
 from thinpipe.config.hub import HubConfig
 from thinpipe.config.run import CheckpointConfig, JobConfig
@@ -24,7 +24,6 @@ from thinpipe.doctor import machine
 from thinpipe.doctor.hub import members_finding
 from thinpipe.doctor.run import assigned_memory_finding, checkpoints_nbytes
 from thinpipe.planning.calibration import Calibration, device_key, save_calibration
-from thinpipe.swarm.peer.identity import Identity
 from thinpipe.swarm.protocol.status import Status
 from thinpipe.training.trainer import Trainer
 
@@ -157,7 +156,7 @@ def test_a_hub_is_reached_and_its_invite_not_used_up(run_config, examine, tmp_pa
         found = examine("--invite", invite.line())
         assert [found[what]["state"] for what in ("hub's name", "hub's port", "certificate", "invite")] == ["ok"] * 4
         assert invite.id in running.hub.broker.invites
-        assert found["clock"]["state"] == "not checked"
+        assert (found["clock"]["state"], "not use it up" in found["invite"]["text"]) == ("ok", True)
         assert re.fullmatch(r"\S+ .bps up, \S+ .bps down, \d+ ms round trip", found["link"]["text"])
 
         wrong = msgspec.structs.replace(invite, fingerprint="0" * 64)
@@ -168,13 +167,11 @@ def test_a_hub_is_reached_and_its_invite_not_used_up(run_config, examine, tmp_pa
         host, port = running.hub.broker.url.removeprefix("tls://").split(":")
         assert running.hub.broker.fingerprint in examine("--hub", f"{host}:{port}")["certificate"]["text"]
 
-        running.hub.broker.remove_invite(invite.id)
-        assert "used up or removed" in examine("--invite", invite.line())["invite"]["text"]
+        running.hub.broker.revoke_invite(invite.id)
+        assert "it was revoked, or" in examine("--invite", invite.line())["invite"]["text"]
 
-        broker = running.hub.broker
-        me = Identity(
-            run="r", invite="i", url=broker.url, fingerprint=broker.fingerprint, name="p0", seed=running.seeds["p0"]
-        )
+        with running.connection("p0") as connection:
+            me = identity_of(connection.address)
         (tmp_path / "joined").mkdir()
         (tmp_path / "joined/identity.toml").write_text(dump_toml(me))
         found = examine("--invite", tmp_path / "joined")
@@ -183,6 +180,13 @@ def test_a_hub_is_reached_and_its_invite_not_used_up(run_config, examine, tmp_pa
         assert re.fullmatch(r"\S+ .bps up, \S+ .bps down, \d+ ms round trip", found["link"]["text"])
         assert found["memory"]["state"] == "not checked"
         assert found["members"]["state"] == "ok"
+        for days, words in ((-1, "24.0 h ahead of the hub's clock"), (1, "24.0 h behind the hub's clock")):
+            broker = running.hub.broker
+            broker.clock = lambda apart=86400 * days: time.time() + apart
+            another = invite_of(running)
+            for given in (tmp_path / "joined", another.line()):
+                clock = examine("--invite", given)["clock"]
+                assert (clock["state"], clock["text"]) == ("warning", words)
         running.hub.generations.conduct.suspensions.suspend("p0", "bad values", time.monotonic())
         found = examine("--invite", tmp_path / "joined")["members"]
         assert found["state"] == "problem"
@@ -207,7 +211,7 @@ def test_a_hub_that_is_not_there(examine, tmp_path):
     assert (found["hub's name"]["state"], found["hub's port"]["state"]) == ("ok", "problem")
     assert "certificate" not in found
     assert examine("--hub", "no-such-host.invalid:4222")["hub's name"]["state"] == "problem"
-    assert "damaged" in examine("--invite", "thinpipe2:nonsense")["invite"]["text"]
+    assert "damaged" in examine("--invite", "thinpipe3:nonsense")["invite"]["text"]
     found = examine("--invite", tmp_path)["invite"]
     assert (found["state"], str(tmp_path) in found["text"]) == ("problem", True)
     assert main(["doctor", "--hub", "nowhere"]) == 2

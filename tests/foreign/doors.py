@@ -44,6 +44,8 @@ from thinpipe.swarm.protocol.messages import (
     Assignment,
     CheckpointAnnouncement,
     EventReport,
+    InviteCheck,
+    InviteState,
     JoinAnswer,
     JoinRequest,
     LeaveRequest,
@@ -52,6 +54,7 @@ from thinpipe.swarm.protocol.messages import (
     Note,
     ReadyReply,
     ReadyRequest,
+    RenewReply,
     TokensRequest,
 )
 from thinpipe.swarm.protocol.probe import Probe
@@ -260,10 +263,11 @@ def process_dataset_info(info):
 DOORS = {
     **{kind.__name__: Door(kind) for kind in (
         # peer to hub
-        ReadyRequest, LeaveRequest, TokensRequest, EventReport, AdminRequest, JoinRequest,
+        ReadyRequest, LeaveRequest, TokensRequest, EventReport, AdminRequest, JoinRequest, InviteCheck,
         StoreRequest, Probe,
         # hub to peer
-        ReadyReply, AnnouncementReply, AdminAnswer, JoinAnswer, StoreReply, ReduceReply, ReadReply, WriteReply, Note,
+        ReadyReply, AnnouncementReply, AdminAnswer, JoinAnswer, InviteState, RenewReply, StoreReply, ReduceReply,
+        ReadReply, WriteReply, Note,
         PeerLost, GenerationOver,
         # peer to peer
         BasisUpdate,

@@ -108,7 +108,7 @@ def test_without_extras_it_trains_and_says_what_is_missing(built, tmp_path, monk
     assert 'needs pyarrow: pip install "thinpipe[parquet]" (in a clone: pip install -e ".[parquet]")' in " ".join(
         said.split()
     )
-    said = call(thinpipe, "join", "thinpipe2:...", folder=tmp_path, status=2)
+    said = call(thinpipe, "join", "thinpipe3:...", folder=tmp_path, status=2)
     assert 'thinpipe join needs nats: pip install "thinpipe[swarm]"' in said
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.transport.nats_peers import ORIGIN
+from thinpipe.transport.nats.client import Credentials
 from thinpipe.transport.nats.connection import Address, HubConnection
 from thinpipe.transport.nats.group import NatsGroup
 from thinpipe.transport.nats.world import open_nats_group
@@ -50,11 +51,16 @@ def open_counting_group(seconds: float) -> CountingGroup:
 
 
 def open_counting_nats_group(seconds: float) -> NatsGroup:
-    """With a broker whose address and seeds are in the environment."""
+    """With a broker whose address and credentials are in the environment."""
     told = json.loads(os.environ["BROKER"])
-    names = list(told["seeds"])
+    names = list(told["credentials"])
     name = names[int(os.environ["RANK"])]
-    address = Address(url=told["url"], fingerprint=told["fingerprint"], name=name, seed=told["seeds"][name])
+    address = Address(
+        url=told["url"],
+        fingerprint=told["fingerprint"],
+        name=name,
+        credentials=Credentials(**told["credentials"][name]),
+    )
     group = open_nats_group(HubConnection(address), names, ORIGIN, timeout=timedelta(seconds=seconds))
     messages: Counter[tuple[int, int]] = Counter()
     push = group.send

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 
 import pytest
@@ -83,7 +83,11 @@ def on_nats(tmp_path, monkeypatch):
             names = tuple(f"p{rank}" for rank in range(processes))
             running = stack.enter_context(running_broker(tmp_path, names))
             stack.enter_context(hub_services(running))
-            told = {"url": running.url, "fingerprint": running.fingerprint, "seeds": running.seeds}
+            told = {
+                "url": running.url,
+                "fingerprint": running.fingerprint,
+                "credentials": {name: asdict(each) for name, each in running.credentials.items()},
+            }
             monkeypatch.setenv("BROKER", json.dumps(told))
 
         yield begin

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from thinpipe.swarm.broker.broker import Broker
 from thinpipe.swarm.protocol.keys import KeyPair
-from thinpipe.transport.nats.client import connect
+from thinpipe.transport.nats.client import Credentials, connect
 
 
 @dataclass(frozen=True)
 class RunningBroker:
     broker: Broker
-    seeds: dict[str, str]
+    credentials: dict[str, Credentials]
     """Of every peer, by name."""
 
     @property
@@ -33,7 +33,12 @@ def running_broker(folder, peers=("p0", "p1"), **settings) -> Iterator[RunningBr
     with Broker(folder / "broker", **settings) as broker:
         for name, key in keys.items():
             broker.add_peer(name, key.public_key)
-        yield RunningBroker(broker, {name: key.seed for name, key in keys.items()})
+        yield RunningBroker(broker, {name: credentials_of(broker, name, key) for name, key in keys.items()})
+
+
+def credentials_of(broker, name, key):
+    """As the hub gives them to a member."""
+    return Credentials(seed=key.seed, jwt=broker.authority.peer_jwt(name, key.public_key))
 
 
 class Faults(list):
@@ -54,10 +59,10 @@ class Faults(list):
 
 
 @asynccontextmanager
-async def dialled(broker, name, seed):
+async def dialled(broker, name, credentials):
     """A client with its faults, closed at the end."""
     faults = Faults()
-    client = await connect(broker.url, broker.fingerprint, seed, inbox=f"_INBOX.{name}", on_down=faults)
+    client = await connect(broker.url, broker.fingerprint, credentials, inbox=f"_INBOX.{name}", on_down=faults)
     try:
         yield client, faults
     finally:

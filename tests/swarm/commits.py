@@ -33,7 +33,7 @@ def save_by_hand(run_host, step, folder):
 def announcement(address, manifest, files, *, generation=1, key=None):
     """As a peer signs it, or with another `key`. `files`: names."""
     occasion = Occasion(run=address.fingerprint, generation=generation, step=manifest.step)
-    key = key or KeyPair.from_seed(address.seed)
+    key = key or KeyPair.from_seed(address.credentials.seed)
     entries = [(name, manifest.files[name]) for name in files]
     return CheckpointAnnouncement(
         generation=generation,

@@ -15,16 +15,18 @@ from tests.swarm.brokers import running_broker
 from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.server import Hub
 from thinpipe.swarm.hub.training_host import TrainingHost
+from thinpipe.swarm.peer.identity import Identity
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
 from thinpipe.swarm.protocol.messages import Answer, NextRequest, Standby
 from thinpipe.training.console import LineDisplay
+from thinpipe.transport.nats.client import Credentials
 from thinpipe.transport.nats.connection import Address, HubConnection
 
 
 @dataclass(frozen=True)
 class RunningHub:
     hub: Hub
-    seeds: dict[str, str]
+    credentials: dict[str, Credentials]
     printed: list[str]
     """Lines for the hub's owner."""
     faults: list[dict]
@@ -33,7 +35,7 @@ class RunningHub:
 
     def connection(self, name, incarnation="a"):
         broker = self.hub.broker
-        address = Address(url=broker.url, fingerprint=broker.fingerprint, name=name, seed=self.seeds[name])
+        address = Address(url=broker.url, fingerprint=broker.fingerprint, name=name, credentials=self.credentials[name])
         return closing(HubConnection(address, incarnation=incarnation))
 
 
@@ -64,13 +66,27 @@ def running_hub(config, peers=("p0", "p1"), **settings):
         try:
             assert begun.wait(PATIENCE)
             loop, task = tasks[0]
-            yield RunningHub(hub, running.seeds, printed, faults, loop)
+            yield RunningHub(hub, running.credentials, printed, faults, loop)
         finally:
             with suppress(RuntimeError):  # it has ended by itself
                 loop.call_soon_threadsafe(task.cancel)
             thread.join(PATIENCE)
             run_host.close()
     assert not faults, faults
+
+
+def identity_of(address):
+    """Of the peer with this address, as its folder has it."""
+    return Identity(
+        run="r",
+        invite="i",
+        url=address.url,
+        fingerprint=address.fingerprint,
+        name=address.name,
+        seed=address.credentials.seed,
+        jwt=address.credentials.jwt,
+        renewal="",
+    )
 
 
 def report(flops=1e9, memory_nbytes=1 << 40):

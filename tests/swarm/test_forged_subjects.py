@@ -36,7 +36,10 @@ def test_a_peer_that_writes_as_another(running, report):
     )
 
     async def check():
-        hub, liar = dialled(running, "hub", running.broker.hub_seed), dialled(running, "p0", running.seeds["p0"])
+        hub, liar = (
+            dialled(running, "hub", running.broker.hub_credentials),
+            dialled(running, "p0", running.credentials["p0"]),
+        )
         async with hub as (everybody, _), liar as (peer, faults):
             came = await heard(everybody, ">")
             for _ in range(TRIES):
@@ -74,15 +77,15 @@ def test_a_peer_that_has_answers_sent_to_others(running, report):
     victims = itertools.cycle(("m.p1.p2.d", "m.p1.hub.c", "_INBOX.p1.x", "bcast.generation_over", "bcast.lost"))
 
     async def check():
-        people = (dialled(running, name, running.seeds[name]) for name in ("p0", "p1"))
-        hub, liar, victim = dialled(running, "hub", running.broker.hub_seed), *people
+        people = (dialled(running, name, running.credentials[name]) for name in ("p0", "p1"))
+        hub, liar, victim = dialled(running, "hub", running.broker.hub_credentials), *people
         async with hub as (everybody, _), liar as (peer, faults), victim as (other, _):
             stream = everybody.jetstream()
             await stream.add_stream(name="run", subjects=["said"], allow_direct=True)
             await stream.publish("said", b"forged")
             direct = await everybody.request("$JS.API.DIRECT.GET.run", b'{"seq": 1}', timeout=120)
             assert direct.data == b"forged"  # the service that would answer is there
-            await Services({"store": StoreService()}).open(everybody, running.seeds)
+            await Services({"store": StoreService()}).open(everybody, running.credentials)
             came = [await heard(other, subject) for subject in ("m.p1.>", "_INBOX.p1.>", "bcast.>")]
             for number in range(TRIES):
                 subject, question, forbidden = forgeries(number)
@@ -108,7 +111,7 @@ def test_mail_that_wants_an_answer_or_has_headers_is_dropped(running, report):
     """So does mail look that came by way of a service: a post takes none of it."""
 
     async def check():
-        async with dialled(running, "p0", running.seeds["p0"]) as (peer, faults):
+        async with dialled(running, "p0", running.credentials["p0"]) as (peer, faults):
             for number in range(TRIES):
                 marked = {"reply": "m.p2.p0.d"} if number % 2 else {"headers": {"Nats-Subject": "said"}}
                 await peer.publish("m.p1.p0.d", b"forged", **marked)

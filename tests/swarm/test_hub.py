@@ -132,7 +132,7 @@ def test_people_join_look_leave_and_come_back(endless, programs, tmp_path):
 
     code, printed = run_to_end("join", invites[0], "--folder", tmp_path / "thief")
     assert code == 2, "an invite works once"
-    assert "does not know our key" in printed
+    assert "this invite was used before, by anna" in printed
 
     bert.process.send_signal(signal.SIGINT)
     assert bert.finish() == 0, bert.printed
@@ -155,7 +155,7 @@ def test_people_join_look_leave_and_come_back(endless, programs, tmp_path):
     assert "the hub's owner removed this machine from the run" in anna.printed
     code, printed = run_to_end("join", tmp_path / "anna")
     assert code == 2
-    assert "does not know our key" in printed
+    assert "does not accept our key" in printed
     code, printed = run_to_end("kick", folder, "nobody")
     assert (code, "there is no peer 'nobody'" in printed) == (2, True)
 

@@ -33,6 +33,7 @@ from thinpipe.swarm.protocol.messages import (
     ReadyReply,
     ReadyRequest,
     Refused,
+    RenewReply,
     Standby,
     TokensRequest,
 )
@@ -80,7 +81,9 @@ def packed(*fields):
 def seeds_for(running):
     """Requests that make sense, and some that nearly do, by service."""
     newest = running.hub.run_host.newest
-    address = Address(url="", fingerprint=running.hub.broker.fingerprint, name="p0", seed=running.seeds["p0"])
+    address = Address(
+        url="", fingerprint=running.hub.broker.fingerprint, name="p0", credentials=running.credentials["p0"]
+    )
     later = msgspec.structs.replace(newest.manifest, step=3, samples_seen=samples_at(running.hub.run_host, 3))
     own = files_of_peer(running.hub.run_host, "p0")
     good = announcement(address, later, own)
@@ -109,6 +112,7 @@ def seeds_for(running):
             ),
         ],
         "status": packed(0),
+        "renew": packed(0),
         "admin": packed(AdminRequest(what="kick", name="p1"), AdminRequest(what="stop"), {"what": "status"}),
         "store": packed(
             StoreRequest(what="set", keys=["a"], value=b"x"),
@@ -171,6 +175,7 @@ EXPECTED = {
     "ready": ReadyReply,
     "next": Answer,
     "leave": LeaveReply,
+    "renew": RenewReply,
 }
 """What may come back; of the line and of tokens come bytes, of the others nothing."""
 
@@ -198,7 +203,7 @@ def test_no_request_of_a_member_keeps_the_hub_from_answering_others(run_config):
         async def attack(services):
             broker = running.hub.broker
             answers = {service: [] for service in services}
-            async with dialled(broker, "p0", running.seeds["p0"]) as (client, faults):
+            async with dialled(broker, "p0", running.credentials["p0"]) as (client, faults):
                 for service, seeds in services.items():
 
                     async def came(message, service=service):
@@ -246,14 +251,16 @@ def test_no_request_of_a_newcomer_ends_the_hub(run_config):
         invite = asyncio.run_coroutine_threadsafe(hub.admission.invite(), running.loop).result(PATIENCE)
         good = JoinRequest(public_key=KeyPair.new().public_key, numerics=hub.run_host.numerics)
         taken = JoinRequest(public_key=hub.broker.peers["p1"], numerics=hub.run_host.numerics)
-        own = JoinRequest(public_key=KeyPair.from_seed(hub.broker.hub_seed).public_key, numerics=hub.run_host.numerics)
+        own = JoinRequest(
+            public_key=KeyPair.from_seed(hub.broker.hub_credentials.seed).public_key, numerics=hub.run_host.numerics
+        )
         other = JoinRequest(
             public_key=good.public_key, numerics=msgspec.structs.replace(hub.run_host.numerics, version=0)
         )
         bad = [b"\x81\xaapublic_key\xa4\xff\xff\xff\xff", *packed(taken, own, other), *NASTY]
 
         async def join():
-            async with dialled(hub.broker, invite.id, invite.seed) as (client, faults):
+            async with dialled(hub.broker, invite.id, invite.credentials) as (client, faults):
                 subject, told = f"join.{invite.id}", []
 
                 async def came(message):
@@ -268,8 +275,8 @@ def test_no_request_of_a_newcomer_ends_the_hub(run_config):
 
         told, answer = asyncio.run(join())
         assert [refusal.partition(":")[0] for refusal in told] == [
-            "the key is invalid or in use by another peer",
-            "the key is invalid or in use by another peer",
+            "",  # a member is told who it is; who has not its key can do nothing with that
+            "the key is invalid, in use or was removed from the run",
             f"this machine has numerics version 0 and the hub {NUMERICS_VERSION}",
         ]
         assert (answer.name, answer.refusal) == ("p2", "")

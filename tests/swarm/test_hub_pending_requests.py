@@ -7,12 +7,11 @@ from rich.console import Console
 
 from tests.programs import PATIENCE, events_of, wait_for_event
 from tests.swarm.commits import commit_by_hand, push_all, wait_until
-from tests.swarm.hubs import ask_again, ask_next, begin_generation, next_request, report, running_hub
+from tests.swarm.hubs import ask_again, ask_next, begin_generation, identity_of, next_request, report, running_hub
 from thinpipe.config.hub import JoinConfig
 from thinpipe.core.hub_events import PeerLeft
 from thinpipe.core.run_folder import step_folder
 from thinpipe.swarm.hub import membership
-from thinpipe.swarm.peer.identity import Identity
 from thinpipe.swarm.peer.join import PeerProcess
 from thinpipe.swarm.protocol.messages import Answer, Assignment, Measure, RestoreFiles
 
@@ -109,9 +108,7 @@ def test_what_cannot_be_read_is_not_given_and_the_peer_says_so(run_config, tmp_p
         assert set(give.files) == set(lost)
 
         printed, address = io.StringIO(), connection.address
-        identity = Identity(
-            run="r", invite="", url=address.url, fingerprint=address.fingerprint, name="p0", seed=address.seed
-        )
+        identity = identity_of(address)
         program = PeerProcess(identity, tmp_path / "peer", JoinConfig(invite=""), Console(file=printed, width=500))
         program._restore_files(connection, give)
         assert "blocks.1.safetensors, because it cannot be read (Input/output error)" in printed.getvalue()

@@ -40,7 +40,7 @@ def test_a_service_that_raises_answers_at_once_and_is_counted(run_config, monkey
 async def cut_hub(running):
     """The server ends the hub's connection, as it does when too much waits for it."""
     broker = running.hub.broker
-    async with dialled(broker, "admin", broker.admin_seed) as (client, _):
+    async with dialled(broker, "admin", broker.admin_credentials) as (client, _):
         server = json.loads((await client.request("$SYS.REQ.SERVER.PING.IDZ", timeout=60)).data)["id"]
         question = json.dumps({"subscriptions": True}).encode()
         found = json.loads((await client.request(f"$SYS.REQ.SERVER.{server}.CONNZ", question, timeout=60)).data)

@@ -1,6 +1,7 @@
 """The homes are what they say they are: rates, routers, counters, captures; and a hub is reached from all of them."""
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import socket
@@ -154,7 +155,9 @@ def test_nobody_can_dial_into_a_home_behind_a_router():
 def ask_from(home, running, name, value):
     asked = {"url": running.url, "fingerprint": running.fingerprint, "name": name, "key": name, "value": value}
     command = [sys.executable, "-m", "tests.swarm.store_client", json.dumps(asked)]
-    return json.loads(home.run(command, {"SEED": running.seeds[name]}).stdout)
+    return json.loads(
+        home.run(command, {"CREDENTIALS": json.dumps(dataclasses.asdict(running.credentials[name]))}).stdout
+    )
 
 
 @contextlib.contextmanager

@@ -7,8 +7,9 @@ import pytest
 from tests.swarm.attacks import some
 from tests.swarm.brokers import Faults, dialled, running_broker
 from thinpipe.core.errors import UserError
+from thinpipe.swarm.broker.authority import Authority, AuthoritySeeds
 from thinpipe.swarm.protocol.keys import KeyPair
-from thinpipe.transport.nats.client import connect
+from thinpipe.transport.nats.client import Credentials, connect
 
 QUIET_SECONDS = 0.2
 
@@ -32,7 +33,9 @@ async def arrivals(client, subject):
 
 def test_a_peer_writes_as_itself_and_hears_its_mail_the_hub_and_broadcasts(running):
     async def check():
-        p0, p1, hub = (dialled(running, *who) for who in (*running.seeds.items(), ("hub", running.broker.hub_seed)))
+        p0, p1, hub = (
+            dialled(running, *who) for who in (*running.credentials.items(), ("hub", running.broker.hub_credentials))
+        )
         async with p0 as (sender, faults), p1 as (receiver, more_faults), hub as (everybody, _):
             mail, news = await arrivals(receiver, "m.p1.*.d"), await arrivals(receiver, "bcast.>")
             heard = await arrivals(everybody, "hub.>")
@@ -56,7 +59,10 @@ def test_a_peer_writes_as_itself_and_hears_its_mail_the_hub_and_broadcasts(runni
 )
 def test_a_peer_does_not_write_as_another(running, subject):
     async def check():
-        hub, p0 = dialled(running, "hub", running.broker.hub_seed), dialled(running, "p0", running.seeds["p0"])
+        hub, p0 = (
+            dialled(running, "hub", running.broker.hub_credentials),
+            dialled(running, "p0", running.credentials["p0"]),
+        )
         async with hub as (everybody, _), p0 as (peer, faults):
             came = await arrivals(everybody, ">")
             await peer.publish(subject, b"forged")
@@ -74,7 +80,10 @@ def test_a_peer_does_not_write_as_another(running, subject):
 @pytest.mark.parametrize("queue", ["", "workers"])
 def test_a_peer_does_not_read_what_is_not_for_it(running, subject, queue):
     async def check():
-        hub, p0 = dialled(running, "hub", running.broker.hub_seed), dialled(running, "p0", running.seeds["p0"])
+        hub, p0 = (
+            dialled(running, "hub", running.broker.hub_credentials),
+            dialled(running, "p0", running.credentials["p0"]),
+        )
         async with hub as (everybody, _), p0 as (peer, faults):
             came = []
 
@@ -95,7 +104,10 @@ def test_a_peer_does_not_read_what_is_not_for_it(running, subject, queue):
 @pytest.mark.parametrize("subject", ["m.p1.p2.d", "bcast.lost"])
 def test_a_trace_is_not_sent_where_its_asker_may_not_write(running, subject):
     async def check():
-        hub, p0 = dialled(running, "hub", running.broker.hub_seed), dialled(running, "p0", running.seeds["p0"])
+        hub, p0 = (
+            dialled(running, "hub", running.broker.hub_credentials),
+            dialled(running, "p0", running.credentials["p0"]),
+        )
         async with hub as (everybody, _), p0 as (peer, faults):
             came = await arrivals(everybody, subject)
             await peer.publish("m.p1.p0.d", b"", headers={"Nats-Trace-Dest": subject})
@@ -109,7 +121,7 @@ def test_a_trace_is_not_sent_where_its_asker_may_not_write(running, subject):
 @pytest.mark.parametrize("subject", ["$JS.API.INFO", "$JS.API.STREAM.NAMES", "$KV.state.epoch", "$SYS.REQ.SERVER.PING"])
 def test_the_servers_own_services_are_not_for_peers(running, subject):
     async def check():
-        async with dialled(running, "p0", running.seeds["p0"]) as (peer, faults):
+        async with dialled(running, "p0", running.credentials["p0"]) as (peer, faults):
             answers = await arrivals(peer, "_INBOX.p0.>")
             await peer.publish(subject, b"", reply="_INBOX.p0.answer")
             assert "permissions violation for publish" in str(await faults.wait()).lower()
@@ -121,7 +133,7 @@ def test_the_servers_own_services_are_not_for_peers(running, subject):
 
 def test_jetstream_is_there_for_the_hub(running):
     async def check():
-        async with dialled(running, "hub", running.broker.hub_seed) as (hub, faults):
+        async with dialled(running, "hub", running.broker.hub_credentials) as (hub, faults):
             assert (await hub.jetstream().account_info()).streams == 0
             assert not faults
 
@@ -130,9 +142,10 @@ def test_jetstream_is_there_for_the_hub(running):
 
 def test_a_strangers_key_is_refused(running):
     async def check():
-        faults = Faults()
-        with pytest.raises(UserError, match="does not know our key"):
-            await connect(running.url, running.fingerprint, KeyPair.new().seed, inbox="_INBOX.p0", on_down=faults)
+        faults, pair = Faults(), KeyPair.new()
+        stranger = Credentials(seed=pair.seed, jwt=Authority(AuthoritySeeds.new()).peer_jwt("p0", pair.public_key))
+        with pytest.raises(UserError, match="does not accept our key"):
+            await connect(running.url, running.fingerprint, stranger, inbox="_INBOX.p0", on_down=faults)
         assert not faults  # who never was up cannot go down
 
     asyncio.run(check())

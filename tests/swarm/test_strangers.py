@@ -14,8 +14,9 @@ import nkeys
 import pytest
 
 from tests.swarm.attacks import TRIES, counted, heard, many, some
-from tests.swarm.brokers import dialled, running_broker
+from tests.swarm.brokers import credentials_of, dialled, running_broker
 from thinpipe.core.errors import UserError
+from thinpipe.swarm.broker.authority import Authority, AuthoritySeeds
 from thinpipe.swarm.protocol.keys import KeyPair
 from thinpipe.transport.nats.client import connect, pinned_context
 
@@ -41,12 +42,14 @@ def report():
         yield ends
 
 
-async def sign_in(running, seed, *, url=None):
+async def sign_in(running, credentials, *, url=None):
     """As a program does: "accepted", or why not."""
     try:
-        client = await connect(url or running.url, running.fingerprint, seed, inbox="_INBOX.p0", on_down=lambda _: None)
+        client = await connect(
+            url or running.url, running.fingerprint, credentials, inbox="_INBOX.p0", on_down=lambda _: None
+        )
     except UserError as error:
-        known = ("does not know our key", "not the hub that invited you")
+        known = ("does not accept our key", "not the hub that invited you")
         (why,) = (words for words in known if words in str(error))  # a server that is merely away refuses nobody
         return why
     await client.close()
@@ -60,13 +63,19 @@ def signature(seed, nonce):
 PLAIN, TOO_EARLY = "without TLS", "before it is asked who it is"
 
 
+def own_jwt(pair):
+    """What a hub of its own says of its key."""
+    return Authority(AuthoritySeeds.new()).peer_jwt("p0", pair.public_key)
+
+
 class Stranger:
-    """Has everything but a key: the address, the fingerprint, all public keys, and logins that it has overheard."""
+    """Has everything but a key: the address, the fingerprint, all public keys and JWTs, and logins it has overheard."""
 
     def __init__(self, running):
         self._running, self._own = running, KeyPair.new()
         self._peer = running.broker.peers["p0"]
-        self._hub = KeyPair.from_seed(running.broker.hub_seed).public_key
+        self._jwt = running.credentials["p0"].jwt
+        self._hub = KeyPair.from_seed(running.broker.hub_credentials.seed).public_key
 
     def greetings(self, nonce, overheard):
         """What it says of itself, in many ways."""
@@ -84,6 +93,9 @@ class Stranger:
             {"nkey": self._peer, "sig": base64.b64encode(random.randbytes(64)).decode()},
             {"nkey": self._peer, "sig": overheard},
             {"jwt": "e30.e30.e30", "nkey": self._peer, "sig": own},
+            {"jwt": self._jwt, "sig": own},
+            {"jwt": self._jwt, "sig": overheard},
+            {"jwt": own_jwt(self._own), "sig": own},
             PLAIN,
             TOO_EARLY,
         ]
@@ -118,13 +130,13 @@ def test_a_stranger_without_a_key(running, report):
 
     def honestly(nonce):
         nonces.append(nonce)
-        return {"nkey": running.broker.peers["p0"], "sig": signature(running.seeds["p0"], nonce)}
+        return {"sig": signature(running.credentials["p0"].seed, nonce), "jwt": running.credentials["p0"].jwt}
 
     async def check():
-        async with dialled(running, "hub", running.broker.hub_seed) as (hub, _):
+        async with dialled(running, "hub", running.broker.hub_credentials) as (hub, _):
             came = await heard(hub, "m.>")
             assert b"PONG" in await stranger.try_once(honestly)
-            overheard = signature(running.seeds["p0"], nonces[-1])
+            overheard = signature(running.credentials["p0"].seed, nonces[-1])
 
             async def attempt(number):
                 ways = len(stranger.greetings(b"", overheard))
@@ -141,43 +153,48 @@ def test_a_stranger_without_a_key(running, report):
     assert report["hung up on"] <= TRIES / 10  # who speaks no TLS is told nothing
 
 
-def test_an_invite_that_was_used(running, report):
-    invited, newcomer = KeyPair.new(), KeyPair.new()
-    running.broker.add_invite("i0", invited.public_key)
+def test_an_invite_that_was_revoked(running, report):
+    broker = running.broker
+    invite, other = (broker.add_invite(url=running.url, run="r", seconds=3600) for _ in range(2))
 
     async def check():
-        assert await sign_in(running, invited.seed) == "accepted"
-        await asyncio.to_thread(running.broker.admit, "i0", "p9", newcomer.public_key)
-        await many(lambda _: sign_in(running, invited.seed), report)
-        assert await sign_in(running, newcomer.seed) == "accepted"
+        assert await sign_in(running, invite.credentials) == "accepted"
+        await asyncio.to_thread(broker.revoke_invite, invite.id)
+        await many(lambda _: sign_in(running, invite.credentials), report)
+        assert await sign_in(running, other.credentials) == "accepted"
 
     asyncio.run(check())
-    assert report["does not know our key"] == TRIES
+    assert report["does not accept our key"] == TRIES
 
 
 def test_a_key_of_another_run(running, other_run, report):
     async def check():
-        seeds = [*other_run.seeds.values(), other_run.broker.hub_seed, other_run.broker.admin_seed]
-        for seed in seeds:
-            assert await sign_in(other_run, seed) == "accepted"
-        await many(lambda number: sign_in(running, seeds[number % len(seeds)]), report)
+        theirs = [
+            *other_run.credentials.values(),
+            other_run.broker.hub_credentials,
+            other_run.broker.admin_credentials,
+        ]
+        for each in theirs:
+            assert await sign_in(other_run, each) == "accepted"
+        await many(lambda number: sign_in(running, theirs[number % len(theirs)]), report)
 
     asyncio.run(check())
-    assert report["does not know our key"] == TRIES
+    assert report["does not accept our key"] == TRIES
 
 
 def test_another_hub_at_our_hubs_address_is_told_nothing(running, other_run, report):
     """It even knows our key, and would let us in: the certificate alone gives it away."""
-    public = KeyPair.from_seed(seed := KeyPair.new().seed).public_key
-    other_run.broker.add_peer("ours", public)
+    pair = KeyPair.new()
+    other_run.broker.add_peer("ours", pair.public_key)
+    ours = credentials_of(other_run.broker, "ours", pair)
 
     async def check():
-        async with dialled(other_run, "admin", other_run.broker.admin_seed) as (admin, _):
+        async with dialled(other_run, "admin", other_run.broker.admin_credentials) as (admin, _):
             came = await heard(admin, "$SYS.ACCOUNT.*.CONNECT")
-            await many(lambda _: sign_in(running, seed, url=other_run.url), report)
-            assert await sign_in(other_run, seed) == "accepted"
+            await many(lambda _: sign_in(running, ours, url=other_run.url), report)
+            assert await sign_in(other_run, ours) == "accepted"
             await some(came)
-            assert [json.loads(data)["client"]["user"] for _, data in came] == [public]  # once: the honest one
+            assert [json.loads(data)["client"]["user"] for _, data in came] == [pair.public_key]  # once: the honest one
 
     asyncio.run(check())
     assert report["not the hub that invited you"] == TRIES

@@ -23,7 +23,7 @@ ORIGIN = Origin(run=b"test-run")
 
 
 def address(running, name):
-    return Address(url=running.url, fingerprint=running.fingerprint, name=name, seed=running.seeds[name])
+    return Address(url=running.url, fingerprint=running.fingerprint, name=name, credentials=running.credentials[name])
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def hub_services(running, *, heartbeats=None, **services):
 
     async def start():
         client = await connect(
-            running.url, running.fingerprint, running.broker.hub_seed, inbox="_INBOX.hub", on_down=lambda _: None
+            running.url, running.fingerprint, running.broker.hub_credentials, inbox="_INBOX.hub", on_down=lambda _: None
         )
         known = heartbeats or Heartbeats(timeout_seconds=300.0)
 
@@ -61,7 +61,7 @@ def hub_services(running, *, heartbeats=None, **services):
 
         every = {"store": StoreService(), probe.SERVICE: probe.probe_service, "heartbeat": on_heartbeat, **services}
         budgets = dict.fromkeys(every, BUDGETS["tokens"]) | BUDGETS
-        await Services(every, budgets=budgets).open(client, running.seeds)
+        await Services(every, budgets=budgets).open(client, running.credentials)
         watches.append(asyncio.create_task(tell_of_lost_peers(client, known)))
         return client
 

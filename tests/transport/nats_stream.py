@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 
 from tests.transport.nats_peers import ORIGIN
+from thinpipe.transport.nats.client import Credentials
 from thinpipe.transport.nats.connection import Address, HubConnection
 from thinpipe.transport.nats.world import open_nats_group
 
@@ -17,9 +18,12 @@ MESSAGES, NBYTES, AT_ONCE = 400, 1 << 20, 32
 
 def main() -> None:
     rank, told = int(os.environ["RANK"]), json.loads(os.environ["BROKER"])
-    names = list(told["seeds"])
+    names = list(told["credentials"])
     address = Address(
-        url=told["url"], fingerprint=told["fingerprint"], name=names[rank], seed=told["seeds"][names[rank]]
+        url=told["url"],
+        fingerprint=told["fingerprint"],
+        name=names[rank],
+        credentials=Credentials(**told["credentials"][names[rank]]),
     )
     group = open_nats_group(HubConnection(address), names, ORIGIN, timeout=timedelta(seconds=600))
     in_flight: deque[tuple[torch.Tensor, torch.distributed.Work]] = deque()

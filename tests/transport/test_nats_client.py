@@ -10,16 +10,16 @@ from thinpipe.core.errors import UserError
 from thinpipe.swarm.broker.certificate import load_or_create_certificate
 from thinpipe.swarm.protocol.keys import KeyPair
 from thinpipe.transport.nats import client as client_module
-from thinpipe.transport.nats.client import connect
+from thinpipe.transport.nats.client import Credentials, connect
 
-SEED = KeyPair.new().seed
+CREDENTIALS = Credentials(seed=KeyPair.new().seed, jwt="e30.e30.e30")
 SOME_FINGERPRINT = "0" * 64
 
 
-async def refusal(url, fingerprint=SOME_FINGERPRINT, seed=SEED):
+async def refusal(url, fingerprint=SOME_FINGERPRINT, credentials=CREDENTIALS):
     faults = Faults()
     with pytest.raises(UserError) as caught:
-        await connect(url, fingerprint, seed, inbox="_INBOX.p0", on_down=faults)
+        await connect(url, fingerprint, credentials, inbox="_INBOX.p0", on_down=faults)
     assert not faults
     return str(caught.value)
 
@@ -70,7 +70,7 @@ def test_another_certificate_is_refused_before_anything_is_sent(tmp_path):
 
 def test_the_right_hub_with_a_wrong_fingerprint_is_refused(tmp_path):
     with running_broker(tmp_path) as running:
-        words = asyncio.run(refusal(running.url, seed=running.seeds["p0"]))
+        words = asyncio.run(refusal(running.url, credentials=running.credentials["p0"]))
     assert "not the hub that invited you" in words
 
 
@@ -131,8 +131,8 @@ def test_a_server_that_talks_nonsense_is_told_from_a_hub(tmp_path, monkeypatch, 
         ({"url": "tls://[::1:4222"}, "looks like tls://"),
         ({"fingerprint": "abc"}, "copy the invite whole"),
         ({"fingerprint": "A" * 64}, "copy the invite whole"),
-        ({"seed": "SUABC"}, "our key is damaged"),
-        ({"seed": "ü"}, "our key is damaged"),
+        ({"credentials": Credentials(seed="SUABC", jwt="")}, "our key is damaged"),
+        ({"credentials": Credentials(seed="ü", jwt="")}, "our key is damaged"),
     ],
 )
 def test_a_damaged_invite_is_noticed_before_dialling(changes, words):

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import asdict
 
 import psutil
 
@@ -24,7 +25,11 @@ def grown(process, before):
 
 def test_a_paused_receiver_bounds_memory_and_loses_nothing(tmp_path, monkeypatch):
     with running_broker(tmp_path, ("p0", "p1")) as running, hub_services(running):
-        told = {"url": running.url, "fingerprint": running.fingerprint, "seeds": running.seeds}
+        told = {
+            "url": running.url,
+            "fingerprint": running.fingerprint,
+            "credentials": {name: asdict(each) for name, each in running.credentials.items()},
+        }
         monkeypatch.setenv("BROKER", json.dumps(told))
         sender, receiver = workers = start(2, "tests.transport.nats_stream")
         try:

@@ -15,6 +15,7 @@ from thinpipe.core.foreign import decode_foreign
 from thinpipe.core.run_folder import events_path
 from thinpipe.swarm.broker.broker import hub_address
 from thinpipe.swarm.peer.identity import load_identity
+from thinpipe.swarm.peer.renewal import connect_as_peer
 from thinpipe.swarm.protocol.messages import AdminAnswer, AdminRequest
 from thinpipe.swarm.protocol.status import Status, render
 from thinpipe.transport.nats.client import UnreachableError
@@ -51,14 +52,17 @@ def _has_finished(folder: Path) -> bool:
 
 
 def invite(config: InviteConfig) -> None:
-    print(_admin(config.folder, "invite"))
+    if config.revoke:
+        print(_admin(config.folder, "revoke", config.revoke))
+    else:
+        print(_admin(config.folder, "list" if config.list else "invite"))
 
 
 def kick(config: KickConfig) -> None:
     print(_admin(config.folder, "kick", config.peer))
 
 
-def _admin(folder: Path, what: Literal["invite", "kick"], name: str = "") -> str:
+def _admin(folder: Path, what: Literal["invite", "list", "revoke", "kick"], name: str = "") -> str:
     if hub_address(folder / "hub") is None:
         raise UserError(
             f"{folder} is not the dump_folder of a hub's run: only the hub's owner can invite or remove peers"
@@ -68,7 +72,7 @@ def _admin(folder: Path, what: Literal["invite", "kick"], name: str = "") -> str
         answer = decode_foreign(connection.request("admin", request, seconds=_SECONDS), AdminAnswer)
     if answer.refusal:
         raise UserError(answer.refusal)
-    return answer.text
+    return "\n".join(filter(None, (answer.text, *answer.lines)))
 
 
 @contextmanager
@@ -78,7 +82,11 @@ def _connection(folder: Path) -> Iterator[HubConnection]:
     identity, address = load_identity(folder), hub_address(folder / "hub")
     if address is None and identity is None:
         raise UserError(f"{folder} is neither the dump_folder of a hub's run nor a folder made by `thinpipe join`")
-    connection = HubConnection(address or identity.address)  # type: ignore[union-attr]
+    if address is not None:
+        connection = HubConnection(address)
+    else:
+        assert identity is not None
+        connection, _ = connect_as_peer(identity, folder)
     try:
         yield connection
     except (ConnectionError, TimeoutError) as error:

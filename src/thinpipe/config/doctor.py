@@ -16,7 +16,7 @@ class DoctorConfig:
     run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN.toml]")] = None
     """Settings file of a run. If given, the run's data, disk space and memory are checked too."""
     invite: str | None = None
-    """Invite (a line that starts with thinpipe2:), or the folder of a run that this machine has joined or hosts."""
+    """Invite (a line that starts with thinpipe3:), or the folder of a run that this machine has joined or hosts."""
     hub: str | None = None
     """HOST:PORT of a hub, when there is no invite yet."""
     host: bool = False

@@ -33,6 +33,8 @@ class HubSettings:
     to forward the port."""
     invites: int | None = None
     """Number of invites to print at the start. Default: hub.peers minus the peers that already belong to the run."""
+    invite_days: float = 7.0
+    """Days for which an invite can be used, by the hub's clock."""
     up: str | None = None
     """Rate of the hub's uplink, for example 20mbps. Default: measured, by all peers at the same time. Set both hub.up
     and hub.down, or none of them."""
@@ -64,6 +66,8 @@ class HubSettings:
             )
         if not 0 <= self.audit_share <= 1:
             raise UserError(f"hub.audit_share must be a share of the time, 0 to 1, not {self.audit_share}")
+        if not 0 < self.invite_days <= 3650:
+            raise UserError(f"hub.invite_days must be above 0 and at most 3650, not {self.invite_days}")
         if (self.up is None) != (self.down is None):
             raise UserError("set both hub.up and hub.down, or none of them")
         if self.up is not None and self.down is not None:
@@ -79,7 +83,7 @@ class JoinConfig:
     """Join a run as a peer: with an invite printed by `thinpipe hub`, or with the folder of an earlier join."""
 
     invite: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INVITE")]
-    """Invite (a line that starts with thinpipe2:), or the folder of an earlier join to rejoin its run."""
+    """Invite (a line that starts with thinpipe3:), or the folder of an earlier join to rejoin its run."""
     more: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[MORE ...]")] = ()
     """Further invites, or folders, for a machine with several cards: one for each card, which becomes a peer of its
     own."""
@@ -149,10 +153,18 @@ class KickConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class InviteConfig:
-    """Print one more invite of a running hub."""
+    """Print one more invite of a running hub, or list or revoke its open invites."""
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """The dump_folder of the hub's run."""
+    list: bool = False
+    """List the invites that nobody has used, with how long they can be, in place of printing a new one."""
+    revoke: str = ""
+    """Id of an open invite, as --list shows it: it can no longer be used."""
+
+    def __post_init__(self) -> None:
+        if self.list and self.revoke:
+            raise UserError("--list and --revoke are two commands: use one after the other")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,8 @@ Word = Annotated[str, Meta(max_length=200, pattern=r"^[\x20-\x7e]*\Z")]
 """Something to compare: an id, a version, a hash of any kind."""
 Name = Annotated[str, Meta(max_length=32, pattern=r"^[a-z0-9]*\Z")]
 """Name of a peer, or nothing."""
+Jwt = Annotated[str, Meta(max_length=2000, pattern=r"^[A-Za-z0-9_.-]*\Z")]
+"""A JWT of NATS, or nothing."""
 Toml = Annotated[str, Meta(max_length=1 << 18, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*\Z", extra=VERBATIM)]
 """Settings as TOML: of control characters it has line ends and tabs."""
 Sha256 = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]

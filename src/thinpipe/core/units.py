@@ -3,6 +3,7 @@ second, as internet providers state them. Parsers raise UserError. Also: bytes p
 
 import math
 import re
+from datetime import UTC, datetime
 
 from thinpipe.core.errors import UserError
 
@@ -71,6 +72,11 @@ def format_duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def utc_text(seconds: float) -> str:
+    """A time in seconds since 1970, before the year 9999, as "2026-11-26 01:40 UTC"."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def format_duration_ceil(seconds: float) -> str:

@@ -14,21 +14,22 @@ from urllib.parse import urlsplit
 from thinpipe.config.doctor import DoctorConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.foreign import decode_foreign
-from thinpipe.core.units import format_bit_rate
+from thinpipe.core.units import format_bit_rate, utc_text
 from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.doctor.run import assigned_memory_finding
 from thinpipe.swarm.broker.broker import hub_address
 from thinpipe.swarm.broker.server import fingerprint_at
 from thinpipe.swarm.peer.bandwidth_probe import Requester, measure_latency, measure_rates
-from thinpipe.swarm.peer.identity import load_identity
+from thinpipe.swarm.peer.clock import CLOCK_FIX, CLOCK_SECONDS, clock_text
+from thinpipe.swarm.peer.identity import Identity, load_identity
 from thinpipe.swarm.peer.invite_probe import InviteProbe
+from thinpipe.swarm.peer.renewal import connect_as_peer
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.names import HUB
 from thinpipe.swarm.protocol.status import Status
 from thinpipe.transport.nats.connection import Address, HubConnection
 
 _SECONDS = 10.0
-_CLOCK_SECONDS = 60.0
 _SLOW_BPS = 1e6
 
 
@@ -39,34 +40,32 @@ def hub_findings(config: DoctorConfig) -> Iterator[Finding]:
         yield from _reach(host, port, promised=None)
     elif config.invite is not None:
         try:
-            address, joined = _address(config.invite)
+            given = _given(config.invite)
         except UserError as error:
             yield problem(
                 "invite", str(error), "Copy the whole invite that `thinpipe hub` printed, or ask for a new one."
             )
             return
-        parts = urlsplit(address.url)
-        reached = list(_reach(parts.hostname or "", parts.port or 0, promised=address.fingerprint))
+        parts = urlsplit(given.url)
+        reached = list(_reach(parts.hostname or "", parts.port or 0, promised=given.fingerprint))
         yield from reached
         if reached[-1].state == "ok":
             yield from (
-                _with_invite(Invite.read(config.invite))
-                if joined is None
-                else _with_key(address, joined, config.device)
+                _with_invite(given)
+                if isinstance(given, Invite)
+                else _with_key(given, Path(config.invite), config.device)
             )
 
 
-def _address(given: str) -> tuple[Address, Path | None]:
-    """Address of the hub, and the run's folder if this machine has joined or hosts the run (None for an invite)."""
-    folder = Path(given)
-    if not Invite.is_invite(given) and folder.is_dir():
-        identity = load_identity(folder)
-        address = identity.address if identity is not None else hub_address(folder / "hub")
-        if address is None:
-            raise UserError(f"{folder} is neither a folder made by `thinpipe join` nor the dump_folder of a hub's run")
-        return address, folder
-    invite = Invite.read(given)
-    return Address(url=invite.url, fingerprint=invite.fingerprint, name=invite.id, seed=invite.seed), None
+def _given(text: str) -> Invite | Identity | Address:
+    """An invite; or who this machine is in the run of this folder, which it has joined or hosts."""
+    folder = Path(text)
+    if Invite.is_invite(text) or not folder.is_dir():
+        return Invite.read(text)
+    known = load_identity(folder) or hub_address(folder / "hub")
+    if known is None:
+        raise UserError(f"{folder} is neither a folder made by `thinpipe join` nor the dump_folder of a hub's run")
+    return known
 
 
 def _reach(host: str, port: int, *, promised: str | None) -> Iterator[Finding]:
@@ -110,39 +109,44 @@ def _certificate(host: str, port: int, promised: str | None) -> Finding:
 def _with_invite(invite: Invite) -> Iterator[Finding]:
     try:
         with InviteProbe(invite) as probe:
-            yield ok("invite", "the invite is valid, and this check did not use it up")
-            yield not_checked("clock", "the hub's clock can be read only after joining")
+            asked = time.time()
+            state = probe.check(_SECONDS)
+            if state.refusal:
+                yield problem("invite", state.refusal, "Ask the hub's owner for a new invite.")
+            else:
+                yield ok("invite", f"can be used until {utc_text(state.expires_s)}; this check did not use it up")
+            yield _clock(state.time_s, asked, time.time())
             yield _link(probe)
     except (UserError, ConnectionError, TimeoutError) as error:
         yield problem("invite", str(error), "Ask the hub's owner for a new invite.")
 
 
-def _with_key(address: Address, folder: Path, device: str) -> Iterator[Finding]:
+def _with_key(known: Identity | Address, folder: Path, device: str) -> Iterator[Finding]:
     try:
-        with closing(HubConnection(address)) as connection:
-            yield ok("key", f"the hub knows this machine as {address.name}")
+        dialled = HubConnection(known) if isinstance(known, Address) else connect_as_peer(known, folder)[0]
+        with closing(dialled) as connection:
+            yield ok("key", f"the hub knows this machine as {known.name}")
             asked = time.time()
             status = decode_foreign(connection.request("status", b"", seconds=_SECONDS), Status)
-            yield _clock(status, asked, time.time())
-            yield members_finding(status, address.name)
+            yield _clock(status.time_s, asked, time.time())
+            yield members_finding(status, known.name)
             yield _link(connection)
-        if address.name != HUB:
-            mine = next((peer.segments for peer in status.peers if peer.name == address.name), 0)
+        if known.name != HUB:
+            mine = next((peer.segments for peer in status.peers if peer.name == known.name), 0)
             yield assigned_memory_finding(folder, mine, device)
     except (UserError, ConnectionError, TimeoutError) as error:
         fix = "Check that `thinpipe hub` is running; if this machine was removed from the run, ask for a new invite."
         yield problem("key", str(error), fix)
 
 
-def _clock(status: Status, asked: float, answered: float) -> Finding:
+def _clock(hub_s: float, asked: float, answered: float) -> Finding:
     """Clock difference; the hub read its clock at some time between `asked` and `answered`."""
-    if not status.time_s:
+    if not hub_s:
         return not_checked("clock", "this hub does not report its clock")
-    apart = (asked + answered) / 2 - status.time_s
-    text = f"{abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} the hub's clock"
-    if abs(apart) > _CLOCK_SECONDS + answered - asked:
-        return warning("clock", text, "Turn on network time (NTP): training works, but times in logs are wrong.")
-    return ok("clock", text)
+    apart = (asked + answered) / 2 - hub_s
+    if abs(apart) > CLOCK_SECONDS + answered - asked:
+        return warning("clock", clock_text(apart), CLOCK_FIX)
+    return ok("clock", clock_text(apart))
 
 
 def members_finding(status: Status, me: str) -> Finding:

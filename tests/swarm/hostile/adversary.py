@@ -13,7 +13,7 @@ import msgspec
 from tests.programs import PATIENCE
 from tests.swarm.hubs import report
 from thinpipe.core.numerics import numerics
-from thinpipe.swarm.peer.identity import accept_invite
+from thinpipe.swarm.peer.accept_invite import accept_invite
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.messages import Answer, Assignment, EventReport, Measure, NextRequest
 from thinpipe.transport.nats.connection import Address, HubConnection
@@ -31,7 +31,9 @@ class Stranger:
     """Holder of an invite who has not joined."""
 
     def __init__(self, invite):
-        self._connect(Address(url=invite.url, fingerprint=invite.fingerprint, name=invite.id, seed=invite.seed))
+        self._connect(
+            Address(url=invite.url, fingerprint=invite.fingerprint, name=invite.id, credentials=invite.credentials)
+        )
 
     def _connect(self, address):
         self.name, self.incarnation = address.name, secrets.token_hex(8)

@@ -40,7 +40,7 @@ class Flooder:
                 address = self._address
                 inbox = f"_INBOX.{address.name}"
                 client = await connect(
-                    address.url, address.fingerprint, address.seed, inbox=inbox, on_down=lambda _error: None
+                    address.url, address.fingerprint, address.credentials, inbox=inbox, on_down=lambda _error: None
                 )
                 try:
                     while client.is_connected and not self._ended.is_set():

@@ -12,7 +12,9 @@ from tests.transport.nats_peers import together
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import Numerics
 from thinpipe.swarm.hub.admission import Admission
-from thinpipe.swarm.peer.identity import accept_invite, load_identity
+from thinpipe.swarm.hub.options import HubOptions
+from thinpipe.swarm.peer.accept_invite import accept_invite
+from thinpipe.swarm.peer.identity import load_identity
 from thinpipe.transport.nats.client import connect
 from thinpipe.transport.nats.connection import HubConnection
 
@@ -32,11 +34,10 @@ def open_admission(running):
 
     async def start():
         client = await connect(
-            running.url, running.fingerprint, running.broker.hub_seed, inbox="_INBOX.hub", on_down=lambda _: None
+            running.url, running.fingerprint, running.broker.hub_credentials, inbox="_INBOX.hub", on_down=lambda _: None
         )
-        admission = Admission(
-            running.broker, run="r", public_url=running.url, numerics=NUMERICS, print_line=printed.append
-        )
+        options = HubOptions(run="r", public_url=running.url, peers=1)
+        admission = Admission(running.broker, options, numerics=NUMERICS, print_line=printed.append)
         await admission.open(client)
         return client, admission
 
@@ -51,7 +52,6 @@ def open_admission(running):
 
 
 def test_many_join_at_once_and_each_is_let_in_once(tmp_path):
-    """Every admission makes the server read its settings again, which cuts those who are signing in."""
     with running_broker(tmp_path / "hub", ()) as running, open_admission(running) as (invite, printed):
         invites = [invite() for _ in range(MANY)]
 
@@ -61,11 +61,11 @@ def test_many_join_at_once_and_each_is_let_in_once(tmp_path):
         found = together(*(lambda i=i: join(i) for i in range(MANY)))
         assert sorted(identity.name for identity in found) == [f"p{number}" for number in range(MANY)]
         assert sorted(printed) == sorted(f"p{number} was admitted with an invite" for number in range(MANY))
-        assert not running.broker.invites
+        assert all(invite.used_by for invite in running.broker.invites.values())
         for identity in found:
             HubConnection(identity.address).close()
         assert accept_invite(invites[0], tmp_path / "0", name="", numerics=NUMERICS) == found[0], "who we are already"
-        with pytest.raises(UserError, match="does not know our key"):
+        with pytest.raises(UserError, match="this invite was used before, by p"):
             accept_invite(invites[0], tmp_path / "another", name="", numerics=NUMERICS)
 
 

@@ -20,9 +20,9 @@ def test_who_has_no_connection_left_is_told_at_once_and_nobody_else(tmp_path):
         await disconnects.open()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(disconnects.close)
-            await stack.enter_async_context(dialled(running.broker, "p1", running.seeds["p1"]))
-            async with dialled(running.broker, "p0", running.seeds["p0"]):
-                async with dialled(running.broker, "p0", running.seeds["p0"]):
+            await stack.enter_async_context(dialled(running.broker, "p1", running.credentials["p1"]))
+            async with dialled(running.broker, "p0", running.credentials["p0"]):
+                async with dialled(running.broker, "p0", running.credentials["p0"]):
                     await asyncio.to_thread(running.broker.add_peer, "p2", KeyPair.new().public_key)
                 await asyncio.sleep(1)
                 assert gone == [], "one connection is left"

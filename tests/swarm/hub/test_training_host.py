@@ -32,6 +32,7 @@ from thinpipe.swarm.protocol.messages import AnnouncementReply
 from thinpipe.swarm.protocol.signed_files import COMMIT_FILE
 from thinpipe.training.console import LineDisplay
 from thinpipe.training.data_loading import tokenizer_sha256
+from thinpipe.transport.nats.client import Credentials
 from thinpipe.transport.nats.connection import Address
 
 KEY = KeyPair.new()
@@ -118,7 +119,7 @@ def manifest_of(run_host, step, **changes):
 
 def tell(run_host, peer, generation, manifest, files=None):
     """With the files that this peer holds, unless others are given."""
-    address = Address(url="", fingerprint="r", name=peer, seed=KEY.seed)
+    address = Address(url="", fingerprint="r", name=peer, credentials=Credentials(seed=KEY.seed, jwt=""))
     held = run_host.ledger._held.get(peer, ()) if files is None else files
     announced = announcement(address, manifest, held, generation=generation)
     return run_host.on_checkpoint_announced(peer, announced, KEY.public_key)
@@ -271,7 +272,7 @@ FALSE = {
 @pytest.mark.parametrize("reason", FALSE)
 def test_what_no_honest_peer_announces_is_refused_and_the_peer_is_named(run_host, run_config, reason):
     begin(run_host)
-    address = Address(url="", fingerprint="r", name="b", seed=KEY.seed)
+    address = Address(url="", fingerprint="r", name="b", credentials=Credentials(seed=KEY.seed, jwt=""))
     announced = announcement(address, manifest_of(run_host, 4), run_host.ledger._held["b"])
     for _ in range(3):
         assert run_host.on_checkpoint_announced("b", FALSE[reason](announced), KEY.public_key).refusal == reason

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 import pytest
 from rich.console import Console
 
-from tests.swarm.hubs import begin_generation, running_hub
+from tests.swarm.hubs import begin_generation, identity_of, running_hub
 from thinpipe.config.hub import JoinConfig
 from thinpipe.core.disk_space import DiskFullError
 from thinpipe.core.errors import UserError
-from thinpipe.swarm.peer.identity import Identity
 from thinpipe.swarm.peer.join import PeerProcess
 from thinpipe.transport.collectives import LocalCollectives
 
@@ -23,9 +22,7 @@ def assigned_peer(run_config, folder):
     with running_hub(run_config, ("p0",)) as running, running.connection("p0") as connection:
         (assignment,) = begin_generation(running, connection)
         address = connection.address
-        identity = Identity(
-            run="r", invite="", url=address.url, fingerprint=address.fingerprint, name="p0", seed=address.seed
-        )
+        identity = identity_of(address)
         console = Console(file=io.StringIO(), width=500)
         yield PeerProcess(identity, folder, JoinConfig(invite=""), console), connection, assignment
 

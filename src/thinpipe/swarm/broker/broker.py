@@ -1,25 +1,34 @@
 """The broker of a run: one nats-server process on one folder, and the keys that may connect to it.
 
-The folder holds keys, certificate, peers, invites and JetStream data; a broker restarted on it is the same broker.
-Methods block for a bounded time (use `asyncio.to_thread` from an event loop) and may be called from any thread.
+The folder holds the hub's signing keys, its certificate, the register of members and JetStream data; a broker restarted
+on it is the same broker. Who joins or is invited gets a JWT that the server checks by itself; only a revocation goes
+to the server, as a new JWT of the account. Methods block for a bounded time (use `asyncio.to_thread` from an event
+loop) and may be called from any thread.
 """
 
+import secrets
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from time import time
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from thinpipe.config.toml import dump_toml, load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import remove_partial_files, write_atomically
 from thinpipe.core.folder_lock import FolderLock
+from thinpipe.swarm.broker.authority import Authority, AuthoritySeeds
 from thinpipe.swarm.broker.certificate import Certificate, load_or_create_certificate
 from thinpipe.swarm.broker.config import BrokerConfig, Limits, render
-from thinpipe.swarm.broker.server import Server, ask_to_reload, find_server, free_port
+from thinpipe.swarm.broker.register import IssuedInvite, Member, Register
+from thinpipe.swarm.broker.server import Server, find_server, free_port, push_account
+from thinpipe.swarm.protocol.invite import GRACE_SECONDS, Invite
+from thinpipe.swarm.protocol.jwt import is_jwt_signed_by, signature_of
 from thinpipe.swarm.protocol.keys import KeyPair
 from thinpipe.swarm.protocol.names import HUB
+from thinpipe.transport.nats.client import Credentials
 from thinpipe.transport.nats.connection import Address
 
 
@@ -29,18 +38,19 @@ class BrokerState:
 
     port: int
     """TCP port; stays the same, because peers reconnect to it after a restart."""
-    hub_seed: str = field(repr=False)
-    """Seed of the hub's key."""
-    admin_seed: str = field(repr=False)
-    """Seed of the key for the server's system account."""
-    peers: dict[str, str] = field(default_factory=dict)
-    """Public keys by peer name."""
-    invites: dict[str, str] = field(default_factory=dict)
-    """Public keys by invite id."""
+    seeds: AuthoritySeeds
 
 
 def load_broker_state(path: Path) -> BrokerState | None:
-    return load_toml(path, BrokerState) if path.exists() else None
+    """The state in this file; None if there is none. Raises UserError if it is of an earlier thinpipe."""
+    if not path.exists():
+        return None
+    if "hub_seed" in path.read_text(encoding="utf-8"):
+        raise UserError(
+            f"{path} is of an earlier thinpipe, whose keys no longer open anything: delete this file, start the hub "
+            "again and send everybody a new invite, to be used in a new folder. The run and its checkpoints stay"
+        )
+    return load_toml(path, BrokerState)
 
 
 def save_broker_state(path: Path, state: BrokerState) -> None:
@@ -58,7 +68,8 @@ class BrokerError(Exception):
 
 
 class Broker:
-    """Context manager that runs the server. `port` 0: the port of the last run, or any free one."""
+    """Context manager that runs the server. `port` 0: the port of the last run, or any free one. `clock`: seconds since
+    1970."""
 
     def __init__(
         self,
@@ -68,16 +79,21 @@ class Broker:
         port: int = 0,
         limits: Limits | None = None,
         executable: Path | None = None,
+        clock: Callable[[], float] = time,
     ) -> None:
-        self.folder = folder.absolute()
+        self.folder, self.clock = folder.absolute(), clock
         self._host, self._requested_port = host, port
         self._limits, self._executable = limits or Limits(), executable
         self._change_lock = threading.Lock()
+        self._owes_revocations = False
 
     _lock: FolderLock
     _server: Server
     _certificate: Certificate
     _state: BrokerState
+    _register: Register
+    authority: Authority
+    """Issues JWTs."""
 
     def __enter__(self) -> Self:
         executable = find_server(self._executable)
@@ -91,6 +107,10 @@ class Broker:
             remove_partial_files(self.folder)
             self._certificate = load_or_create_certificate(self.folder)
             self._state = self._load_or_create_state()
+            self.authority = Authority(self._state.seeds, lambda: self.clock())
+            self._register = Register(self.folder / "members.json")
+            self._admin = self.authority.admin_credentials()
+            self._hub = self.authority.hub_credentials()
             self._start(executable)
         except BaseException:
             self._lock.release()
@@ -120,30 +140,38 @@ class Broker:
         return self._certificate.fingerprint
 
     @property
-    def hub_seed(self) -> str:
-        """Seed of the hub's key, which may use every subject and JetStream."""
-        return self._state.hub_seed
+    def hub_credentials(self) -> Credentials:
+        """Of the hub, which may use every subject and JetStream."""
+        return self._hub
 
     @property
-    def admin_seed(self) -> str:
-        """Seed of the key for the server's system account, where connects and disconnects are published."""
-        return self._state.admin_seed
+    def admin_credentials(self) -> Credentials:
+        """For the server's system account, where connects and disconnects are published."""
+        return self._admin
 
     @property
     def peers(self) -> Mapping[str, str]:
         """Public keys by peer name."""
-        return dict(self._state.peers)
+        return MappingProxyType(self._register.peers)
 
     @property
-    def invites(self) -> Mapping[str, str]:
-        """Public keys by invite id."""
-        return dict(self._state.invites)
+    def members(self) -> Mapping[str, Member]:
+        return MappingProxyType(self._register.members)
 
-    def has_key(self, public_key: str) -> bool:
-        """True if the key is already in use."""
-        state = self._state
-        own = (KeyPair.from_seed(seed).public_key for seed in (state.hub_seed, state.admin_seed))
-        return public_key in (*state.peers.values(), *state.invites.values(), *own)
+    @property
+    def invites(self) -> Mapping[str, IssuedInvite]:
+        """Invites that were not revoked, used ones among them, by id."""
+        return MappingProxyType(self._register.invites)
+
+    def name_of(self, public_key: str) -> str | None:
+        """Name of the peer with this key."""
+        return self._register.name_of(public_key)
+
+    def may_join(self, public_key: str) -> bool:
+        """False for a key that was revoked, or that is the hub's own or an invite's: it could not be revoked alone."""
+        own = {KeyPair.from_seed(each.seed).public_key for each in (self._hub, self._admin)}
+        invites = (each.public_key for each in self.invites.values())
+        return public_key not in own and public_key not in self._register.revoked and public_key not in invites
 
     @property
     def running(self) -> bool:
@@ -157,68 +185,78 @@ class Broker:
     def log_tail(self) -> str:
         return self._server.log_tail()
 
-    def add_peer(self, name: str, public_key: str) -> None:
-        self._change(add_peers={name: public_key})
+    def add_peer(self, name: str, public_key: str, *, invite: str = "") -> None:
+        """Enters a peer, and that it has used this invite, in one change that is on disk when this returns."""
+        with self._change_lock:
+            self._register.add_member(name, Member(public_key=public_key, invite=invite, joined_s=self.clock()))
 
     def remove_peer(self, name: str) -> None:
-        """Removes the peer's key: its connections are closed at once and new ones refused."""
-        self._change(remove_peers=(name,))
-
-    def add_invite(self, invite: str, public_key: str) -> None:
-        self._change(add_invites={invite: public_key})
-
-    def remove_invite(self, invite: str) -> None:
-        self._change(remove_invites=(invite,))
-
-    def admit(self, invite: str, name: str, public_key: str) -> None:
-        """Turns an invite into a peer atomically: a crash leaves one of the two, never both or neither."""
-        self._change(add_peers={name: public_key}, remove_invites=(invite,))
-
-    def _change(
-        self,
-        *,
-        add_peers: Mapping[str, str] | None = None,
-        remove_peers: tuple[str, ...] = (),
-        add_invites: Mapping[str, str] | None = None,
-        remove_invites: tuple[str, ...] = (),
-    ) -> None:
-        """Applies a change of peers or invites and reloads the server; undoes the change if the server refuses it.
-        Raises BrokerError."""
+        """Revokes the peer's key: its connections are cut at once and new ones refused."""
         with self._change_lock:
-            before = self._state
-            self._apply(
-                replace(
-                    before,
-                    peers=_updated("peer", before.peers, add_peers or {}, remove_peers),
-                    invites=_updated("invite", before.invites, add_invites or {}, remove_invites),
-                )
-            )
-            refusal = self._reload()
-            if refusal is not None:
-                self._apply(before)
-                raise BrokerError(f"nats-server rejected its new configuration: {refusal}\n{self.log_tail()}")
+            self._register.remove_member(name)
+            self._owes_revocations = True
+            self._push_revocations()
 
-    def _apply(self, state: BrokerState) -> None:
-        """Writes state and server configuration. Raises before anything is written if the state is invalid."""
-        text = render(self._config(state))
-        save_broker_state(self.folder / "broker.toml", state)
-        write_atomically(self.folder / "server.conf", text.encode(), mode=0o600)
-        self._state = state
+    def add_invite(self, *, url: str, run: str, seconds: float) -> Invite:
+        """A new invite to the run of this name at this URL, which ends after this many seconds."""
+        pair, identity, authority = KeyPair.new(), f"i{secrets.token_hex(6)}", self.authority
+        with self._change_lock:
+            now = self.clock()
+            expires = int(now + seconds)
+            self._register.add_invite(identity, IssuedInvite(public_key=pair.public_key, expires_s=expires), now)
+        return Invite(
+            url=url,
+            run=run,
+            fingerprint=self.fingerprint,
+            id=identity,
+            seed=pair.seed,
+            account=authority.account,
+            issuer=authority.invite_issuer,
+            expires=expires,
+            signature=signature_of(authority.invite_jwt(identity, pair.public_key, expires + GRACE_SECONDS)),
+        )
 
-    def _reload(self) -> str | None:
-        """Reloads the server's configuration; returns the reason if the server refuses it, else None."""
+    def revoke_invite(self, invite: str) -> None:
+        with self._change_lock:
+            self._register.revoke_invite(invite)
+            self._owes_revocations = True
+            self._push_revocations()
+
+    def catch_up(self) -> None:
+        """Gives the server the revocations that it could not be given before, if there are any. Raises BrokerError."""
+        with self._change_lock:
+            if self._owes_revocations:
+                self._push_revocations()
+
+    def _push_revocations(self) -> None:
+        """Gives the server the account's JWT with all revocations, which are on disk already. Raises BrokerError."""
+        jwt = self.authority.account_jwt(self._register.revoked)
+        if not is_jwt_signed_by(jwt, self.authority.operator):  # no server must ever get a JWT that locks everybody out
+            raise BrokerError("the hub's signature of its own account is wrong: nothing was changed at the server")
         try:
-            return ask_to_reload(self.url, self.fingerprint, self.admin_seed)
+            refusal = push_account(self.url, self.fingerprint, self._admin, self.authority.account, jwt)
         except ConnectionError as error:
             raise BrokerError(
-                f"the change is stored, but nats-server could not be asked to reload its configuration: {error}. "
-                f"Restart the hub to apply the change. The end of the server's log:\n{self.log_tail()}"
+                f"the key is revoked, but nats-server could not be asked: {error}. It is asked again when the hub is "
+                f"connected to it again. The end of the server's log:\n{self.log_tail()}"
             ) from error
+        if refusal is not None:
+            raise BrokerError(
+                f"the key is revoked, but nats-server refuses to take note: {refusal}. Restart the hub\n"
+                f"{self.log_tail()}"
+            )
+        self._owes_revocations = False
+
+    def _write_config(self) -> None:
+        """Writes state and server configuration."""
+        text = render(self._config())
+        save_broker_state(self.folder / "broker.toml", self._state)
+        write_atomically(self.folder / "server.conf", text.encode(), mode=0o600)
 
     def _start(self, executable: Path) -> None:
         """Starts the server. If another process takes an automatically chosen port first, tries another port."""
         for attempt in range(1, _PORT_ATTEMPTS + 1):
-            self._apply(self._state)
+            self._write_config()
             self._server = Server(
                 executable,
                 self.folder / "server.conf",
@@ -240,24 +278,22 @@ class Broker:
         known = load_broker_state(self.folder / "broker.toml")
         if known is not None:
             return replace(known, port=self._requested_port or known.port)
-        return BrokerState(
-            port=self._requested_port or free_port(self._host),
-            hub_seed=KeyPair.new().seed,
-            admin_seed=KeyPair.new().seed,
-        )
+        return BrokerState(port=self._requested_port or free_port(self._host), seeds=AuthoritySeeds.new())
 
-    def _config(self, state: BrokerState) -> BrokerConfig:
+    def _config(self) -> BrokerConfig:
+        authority = self.authority
         return BrokerConfig(
             host=self._host,
-            port=state.port,
+            port=self._state.port,
             certificate=self._certificate.path,
             private_key=self._certificate.key_path,
             store=self.folder / "jetstream",
             log=self.folder / "server.log",
-            hub_key=KeyPair.from_seed(state.hub_seed).public_key,
-            admin_key=KeyPair.from_seed(state.admin_seed).public_key,
-            peers=state.peers,
-            invites=state.invites,
+            operator_jwt=authority.operator_jwt(),
+            account=authority.account,
+            account_jwt=authority.account_jwt(self._register.revoked),
+            system_account=authority.system_account,
+            system_jwt=authority.system_jwt(),
             limits=self._limits,
         )
 
@@ -265,17 +301,6 @@ class Broker:
     def _local_address(self) -> tuple[str, int]:
         """Address at which this machine reaches the server."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host), self._state.port
-
-
-def _updated(kind: str, known: Mapping[str, str], added: Mapping[str, str], removed: tuple[str, ...]) -> dict[str, str]:
-    """The mapping with entries added and removed. Raises UserError for a duplicate or unknown name."""
-    for name in added:
-        if name in known:
-            raise UserError(f"there is already a {kind} {name}: choose another name, or remove the {kind} first")
-    for name in removed:
-        if name not in known:
-            raise UserError(f"there is no {kind} {name[:80]!r}; known: {', '.join(known) or 'none'}")
-    return {name: key for name, key in {**known, **added}.items() if name not in removed}
 
 
 def hub_address(folder: Path) -> Address | None:
@@ -287,5 +312,5 @@ def hub_address(folder: Path) -> Address | None:
         url=f"tls://127.0.0.1:{known.port}",
         fingerprint=load_or_create_certificate(folder).fingerprint,
         name=HUB,
-        seed=known.hub_seed,
+        credentials=Authority(known.seeds).hub_credentials(),
     )

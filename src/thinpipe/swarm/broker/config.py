@@ -1,24 +1,18 @@
 """Renders the configuration of nats-server. Pure: reads and writes no files.
 
-Names and keys come from untrusted peers; each is checked against a narrow pattern, so none can inject a line, a user or
-a subject. A peer publishes only under its own name (`m.<to>.<from>.<kind>`: permissions fix <from>) and subscribes only
-to broadcasts and to messages for itself. Only the hub may use JetStream: its replies go to any subject that the
-requester names, which would let a peer publish as another.
+It names nobody but the operator and its two accounts (`broker.authority`): who may sign in, and what for, is said by
+JWTs that these sign. So the file is written once at each start and never loaded again while the server runs.
 """
 
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from thinpipe.core.errors import UserError
 from thinpipe.swarm.protocol.keys import is_public_key
-from thinpipe.swarm.protocol.names import HUB, check_name
 
 _HOST = re.compile(r"[A-Za-z0-9.:-]{1,255}", re.ASCII)
-_SERVER_SUBJECTS = ("$JS.>", "$KV.>", "$O.>", "$SYS.>")
-"""Subjects of the server itself. Peers are not allowed to use them anyway; the explicit deny overrides any later
-allow."""
+_JWT = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +57,16 @@ class BrokerConfig:
     """Folder of JetStream data."""
     log: Path
     """Log file of the server."""
-    hub_key: str
-    """Public key of the hub."""
-    admin_key: str
-    """Public key for the system account, which may reload the configuration and sees connects and disconnects."""
-    peers: Mapping[str, str] = field(default_factory=dict)
-    """Public keys by peer name."""
-    invites: Mapping[str, str] = field(default_factory=dict)
-    """Public keys by invite id. An invite's key may only publish on `join.<id>` and receive replies."""
+    operator_jwt: str
+    """Statement of the operator, whose key the server trusts, about itself."""
+    account: str
+    """Public key of the account of hub and peers."""
+    account_jwt: str
+    """Statement of the operator about that account: its signing keys, and the keys that are revoked."""
+    system_account: str
+    """Public key of the system account, which sees connects and disconnects and may change accounts."""
+    system_jwt: str
+    """Statement of the operator about the system account."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -80,25 +76,16 @@ class BrokerConfig:
             )
         if type(self.port) is not int or not 0 < self.port < 65536:
             raise UserError(f"{self.port!r} is not a port: use a number from 1 to 65535")
-        for name in (*self.peers, *self.invites):
-            check_name(name)
-        both = self.peers.keys() & self.invites.keys()
-        if both:
-            # They would share an inbox: the holder of the invite could read the peer's replies.
-            raise UserError(f"{min(both)} is the name of a peer and of an invite: rename one of them")
-        keys = (self.hub_key, self.admin_key, *self.peers.values(), *self.invites.values())
-        for key in keys:
-            if not is_public_key(key):
-                raise UserError(f"{key[:80]!r} is not a user's public key (56 letters and digits that begin with U)")
-        if len(set(keys)) < len(keys):
-            raise UserError("two users have the same key: create a new key for one of them")
+        for key in (self.account, self.system_account):
+            if not is_public_key(key, "account"):
+                raise UserError(f"{key[:80]!r} is not an account's public key (56 letters and digits from A on)")
+        if not all(map(_JWT.fullmatch, (self.operator_jwt, self.account_jwt, self.system_jwt))):
+            raise UserError("a JWT has letters that no JWT has")
 
 
 def render(config: BrokerConfig) -> str:
     """The text of the server's configuration file."""
     limits = config.limits
-    peers = (_user(config.peers[name], *_peer_subjects(name)) for name in sorted(config.peers))
-    invites = (_user(config.invites[name], *_invite_subjects(name)) for name in sorted(config.invites))
     return "\n".join(
         (
             f"host: {_quoted(config.host)}",
@@ -125,40 +112,16 @@ def render(config: BrokerConfig) -> str:
             f"  max_file_store: {limits.store_nbytes}",
             "  sync_interval: always",
             "}",
-            "accounts {",
-            f"  SYS {{ users: [ {{nkey: {config.admin_key}}} ] }}",
-            "  APP {",
-            "    jetstream: enabled",
-            "    users: [",
-            f"      {{nkey: {config.hub_key}}}",
-            *peers,
-            *invites,
-            "    ]",
-            "  }",
+            f"operator: {_quoted(config.operator_jwt)}",
+            f"system_account: {config.system_account}",
+            "resolver: MEMORY",
+            "resolver_preload {",
+            f"  {config.system_account}: {_quoted(config.system_jwt)}",
+            f"  {config.account}: {_quoted(config.account_jwt)}",
             "}",
-            "system_account: SYS",
             "",
         )
     )
-
-
-def _peer_subjects(name: str) -> tuple[list[str], list[str]]:
-    """Subjects on which a peer may publish, and to which it may subscribe."""
-    return [f"m.*.{name}.>", f"{HUB}.{name}.>"], [f"m.{name}.>", f"_INBOX.{name}.>", "bcast.>"]
-
-
-def _invite_subjects(name: str) -> tuple[list[str], list[str]]:
-    """Subjects on which an invite's key may publish, and to which it may subscribe."""
-    return [f"join.{name}"], [f"_INBOX.{name}.>"]
-
-
-def _user(key: str, publish: Iterable[str], subscribe: Iterable[str]) -> str:
-    allowed = f"publish: {{allow: {_list(publish)}, deny: {_list(_SERVER_SUBJECTS)}}}, subscribe: {_list(subscribe)}"
-    return f"      {{nkey: {key}, permissions: {{{allowed}}}}}"
-
-
-def _list(subjects: Iterable[str]) -> str:
-    return "[" + ", ".join(f'"{subject}"' for subject in subjects) + "]"
 
 
 def _quoted(value: Path | str) -> str:

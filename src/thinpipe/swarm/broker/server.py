@@ -1,5 +1,5 @@
-"""The nats-server process: finding the executable, starting it under a supervisor, readiness, reload and stop. Every
-wait is bounded."""
+"""The nats-server process: finding the executable, starting it under a supervisor, readiness, news of an account, stop.
+Every wait is bounded."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from thinpipe.core.extras import install_hint
 from thinpipe.core.process_group import NEW_PROCESS_GROUP
 from thinpipe.swarm.broker import supervisor
 from thinpipe.swarm.broker.certificate import fingerprint
-from thinpipe.transport.nats.client import connect
+from thinpipe.transport.nats.client import Credentials, connect
 
 _STOP_SECONDS = 10.0
 """Seconds to wait for the supervisor; longer than its own grace period before it kills the server."""
@@ -136,30 +136,30 @@ def _tail(path: Path) -> str:
 
 
 _SECONDS = 20.0
-"""Timeout of a reload, in seconds."""
+"""Timeout of a change of an account, in seconds."""
 _CLOSE_SECONDS = 1.0
 """Timeout of closing the connection, in seconds."""
 
 
-def ask_to_reload(url: str, fingerprint: str, admin_seed: str) -> str | None:
-    """Asks the server to reload its configuration. Returns why the server refuses it, or None. Raises ConnectionError
-    when the server could not be asked.
+def push_account(url: str, fingerprint: str, admin: Credentials, account: str, jwt: str) -> str | None:
+    """Gives the server a new JWT of an account, which holds at once: connections of keys that it revokes are cut.
+    Returns why the server refuses it, or None. Raises ConnectionError when the server could not be asked.
 
     Runs in its own thread with its own event loop: the calling thread may already run one.
     """
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, _ask(url, fingerprint, admin_seed)).result()
+        return thread.submit(asyncio.run, _push(url, fingerprint, admin, account, jwt)).result()
 
 
-async def _ask(url: str, fingerprint: str, admin_seed: str) -> str | None:
+async def _push(url: str, fingerprint: str, admin: Credentials, account: str, jwt: str) -> str | None:
     from nats.errors import Error
 
     try:
         async with asyncio.timeout(_SECONDS):
-            client = await connect(url, fingerprint, admin_seed, inbox="_INBOX.admin", on_down=lambda _: None)
+            client = await connect(url, fingerprint, admin, inbox="_INBOX.admin", on_down=lambda _: None)
             try:
-                server = json.loads((await client.request("$SYS.REQ.SERVER.PING.IDZ", timeout=5)).data)["id"]
-                reply = json.loads((await client.request(f"$SYS.REQ.SERVER.{server}.RELOAD", timeout=10)).data)
+                subject = f"$SYS.REQ.ACCOUNT.{account}.CLAIMS.UPDATE"
+                reply = json.loads((await client.request(subject, jwt.encode(), timeout=10)).data)
             finally:
                 async with asyncio.timeout(_CLOSE_SECONDS):
                     await client.close()

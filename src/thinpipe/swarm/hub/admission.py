@@ -1,12 +1,11 @@
-"""Admission of new peers: a newcomer exchanges the single-use key of an invite for its own key.
+"""Admission of new peers: who has an invite has a key of its own entered as a member, and gets JWTs for it.
 
-Two steps, because the broker cuts the invite's connection as soon as the invite is used up: first the hub offers a
-name, then the newcomer confirms it and is admitted. Whichever message is lost, the newcomer is admitted or can ask
-again. Before joining, an invite's holder may probe its link, which does not use up the invite.
+A newcomer asks once, and may ask again for as long as it likes: the hub enters its key before it answers, and a key
+that it knows already has the same answer. So whichever message is lost, and whichever side dies, nobody is left half
+in. Before joining, an invite's holder may ask whether the invite is good and probe its link, which does not use it up.
 """
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -17,24 +16,25 @@ from nats.aio.msg import Msg
 from thinpipe.core.errors import UserError
 from thinpipe.core.foreign import ProtocolError, decode_foreign, sanitize
 from thinpipe.core.numerics import Numerics, numerics_mismatch
-from thinpipe.swarm.broker.broker import Broker, BrokerError
+from thinpipe.core.units import utc_text
+from thinpipe.swarm.broker.broker import Broker
+from thinpipe.swarm.broker.register import IssuedInvite
+from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.protocol.invite import Invite
-from thinpipe.swarm.protocol.keys import KeyPair, is_public_key
-from thinpipe.swarm.protocol.messages import JoinAnswer, JoinRequest
+from thinpipe.swarm.protocol.keys import is_public_key
+from thinpipe.swarm.protocol.messages import MAX_LINES, InviteCheck, InviteState, JoinAnswer, JoinRequest, RenewReply
 from thinpipe.swarm.protocol.names import check_name
 from thinpipe.swarm.protocol.probe import probe_service
 
 
 class Admission:
-    """Handles join requests. `numerics`: what newcomers must match. `print_line` prints a line for the
+    """Handles join requests and renewals. `numerics`: what newcomers must match. `print_line` prints a line for the
     hub's owner."""
 
     def __init__(
-        self, broker: Broker, *, run: str, public_url: str, numerics: Numerics, print_line: Callable[[str], None]
+        self, broker: Broker, options: HubOptions, *, numerics: Numerics, print_line: Callable[[str], None]
     ) -> None:
-        self._broker, self._run, self._url, self._numerics, self._print = broker, run, public_url, numerics, print_line
-        self._offers: dict[str, JoinRequest] = {}
-        """By invite id: the expected confirmation, which is the newcomer's last request with the offered name."""
+        self._broker, self._options, self._numerics, self._print = broker, options, numerics, print_line
 
     async def open(self, client: Client) -> None:
         """Starts to serve join requests on the hub's connection."""
@@ -44,67 +44,110 @@ class Admission:
 
     async def invite(self) -> Invite:
         """Creates a new invite, for one newcomer."""
-        pair, identity = KeyPair.new(), f"i{secrets.token_hex(6)}"
-        await asyncio.to_thread(self._broker.add_invite, identity, pair.public_key)
-        return Invite(url=self._url, run=self._run, fingerprint=self._broker.fingerprint, id=identity, seed=pair.seed)
+        options = self._options
+        return await asyncio.to_thread(
+            self._broker.add_invite, url=options.public_url, run=options.run, seconds=options.invite_seconds
+        )
+
+    async def revoke(self, identity: str) -> str:
+        """Revokes an open invite; says so in words. Raises UserError or BrokerError."""
+        await asyncio.to_thread(self._broker.revoke_invite, identity)
+        return f"the invite {identity} was revoked"
+
+    def open_invites(self) -> list[str]:
+        """Invites that can be used, a line for each, the first to end first."""
+        now = self._broker.clock()
+        known = [(each.expires_s, name) for name, each in self._broker.invites.items() if not each.used_by]
+        ends = sorted(entry for entry in known if entry[0] > now)
+        lines = [f"{name}: until {utc_text(end)}, another {(end - now) / 3600:.1f} h" for end, name in ends]
+        return lines[:MAX_LINES] or ["no invite is open"]
 
     def numerics_mismatch(self, numerics: Numerics) -> str:
         """Why a peer with these numerics cannot take part; empty if it can."""
         return sanitize(numerics_mismatch(numerics, self._numerics))
 
+    def renew(self, peer: str) -> RenewReply | None:
+        """A new JWT for a member's key; None: there is no such member."""
+        public_key = self._broker.peers.get(peer)
+        if public_key is None:
+            return None
+        return RenewReply(jwt=self._broker.authority.peer_jwt(peer, public_key), time_s=self._broker.clock())
+
     async def _on_message(self, message: Msg) -> None:
-        """Handles a join request, its confirmation or a bandwidth probe."""
-        invite = message.subject.split(".")[1]
-        if not message.reply.startswith(f"_INBOX.{invite}.") or invite not in self._broker.invites:
+        """Handles a question of an invite's holder. The client runs callbacks one after the other, so no two join
+        requests are handled at the same time."""
+        identity = message.subject.split(".")[1]
+        invite = self._broker.invites.get(identity)
+        if invite is None or not message.reply.startswith(f"_INBOX.{identity}."):
             return
+        reply: msgspec.Struct
         try:
-            request = decode_foreign(message.data, JoinRequest)
+            reply = await self._answer(identity, invite, decode_foreign(message.data, JoinRequest))
         except ProtocolError:
-            with suppress(ProtocolError):
-                await self._client.publish(message.reply, await probe_service(invite, message.data))
-            return
-        if request.confirmed and request == self._offers.get(invite):
-            await self._admit(invite, request)
-        else:
-            await self._client.publish(message.reply, msgspec.msgpack.encode(self._offer(invite, request)))
+            try:
+                decode_foreign(message.data, InviteCheck)
+                now = self._broker.clock()
+                reply = InviteState(refusal=self._why_over(invite), expires_s=invite.expires_s, time_s=now)
+            except ProtocolError:
+                with suppress(ProtocolError):
+                    await self._client.publish(message.reply, await probe_service(identity, message.data))
+                return
+        await self._client.publish(message.reply, msgspec.msgpack.encode(reply))
 
-    def _offer(self, invite: str, request: JoinRequest) -> JoinAnswer:
-        """Offers a name to a newcomer, or refuses it."""
-        self._offers.pop(invite, None)
-        name = request.name or self._free_name()
-        refusal = self._refusal(request, name)
-        if refusal:
-            return JoinAnswer(refusal=refusal)
-        self._offers[invite] = msgspec.structs.replace(request, name=name, confirmed=True)
-        return JoinAnswer(name=name)
+    async def _answer(self, identity: str, invite: IssuedInvite, request: JoinRequest) -> JoinAnswer:
+        """Admits a newcomer, or refuses it. A member has its JWTs again, with whichever invite: they are of no use to
+        anybody without its key."""
+        key, authority = request.public_key, self._broker.authority
+        name = self._broker.name_of(key)
+        if name is None:
+            name = request.name or self._free_name()
+            refusal = self._why_over(invite) or self._refusal(request, name) or await self._admit(identity, name, key)
+            if refusal:
+                return JoinAnswer(refusal=refusal, time_s=self._broker.clock())
+        return JoinAnswer(
+            name=name,
+            jwt=authority.peer_jwt(name, key),
+            renewal=authority.renewal_jwt(name, key),
+            time_s=self._broker.clock(),
+        )
 
-    async def _admit(self, invite: str, request: JoinRequest) -> None:
-        """Turns the invite into a peer. The client runs callbacks one after the other, so no other join request is
-        handled meanwhile."""
+    async def _admit(self, identity: str, name: str, public_key: str) -> str:
+        """Enters a member on disk; returns why that fails, if it does."""
         try:
-            await asyncio.to_thread(self._broker.admit, invite, request.name, request.public_key)
-        except (UserError, BrokerError) as error:  # an exception in this callback would end the hub's connection
-            self._print(f"{request.name} could not be admitted: {error}")
-        else:
-            self._print(f"{request.name} was admitted with an invite")
-        finally:
-            self._offers.pop(invite, None)
+            await asyncio.to_thread(self._broker.add_peer, name, public_key, invite=identity)
+        except (UserError, OSError) as error:  # an exception in this callback would end the hub's connection
+            self._print(f"{name} could not be admitted: {error}")
+            return f"the hub cannot enter a new member now ({error}); the invite still works"
+        self._print(f"{name} was admitted with an invite")
+        return ""
+
+    def _why_over(self, invite: IssuedInvite) -> str:
+        """Why an invite cannot be used by anybody new; empty if it can."""
+        now = self._broker.clock()
+        if invite.used_by:
+            return (
+                f"this invite was used before, by {invite.used_by}: whoever that is joins again with the folder of the "
+                "first time, anybody else asks for a new invite"
+            )
+        if now >= invite.expires_s:
+            end, clock = utc_text(invite.expires_s), utc_text(now)
+            return f"this invite could be used until {end}, and the hub's clock says {clock}: ask for a new one"
+        return ""
 
     def _refusal(self, request: JoinRequest, name: str) -> str:
         if mismatch := self.numerics_mismatch(request.numerics):
             return mismatch
-        if not is_public_key(request.public_key) or self._broker.has_key(request.public_key):
-            return "the key is invalid or in use by another peer: join again, which creates a new key"
+        if not is_public_key(request.public_key) or not self._broker.may_join(request.public_key):
+            return (
+                "the key is invalid, in use or was removed from the run: join in a new --folder, which makes a new key"
+            )
         try:
             check_name(name)
         except UserError as error:
             return str(error)
-        return f"there is already a peer named {name}: choose another --name" if name in self._taken else ""
+        taken = name in self._broker.peers or name in self._broker.invites
+        return f"there is already a peer named {name}: choose another --name" if taken else ""
 
     def _free_name(self) -> str:
-        taken = self._taken
-        return next(name for number in range(1 << 30) if (name := f"p{number}") not in taken)
-
-    @property
-    def _taken(self) -> set[str]:
-        return {*self._broker.peers, *self._broker.invites, *(offer.name for offer in self._offers.values())}
+        peers, invites = self._broker.peers, self._broker.invites
+        return next(name for n in range(1 << 30) if (name := f"p{n}") not in peers and name not in invites)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from nats.errors import Error as NatsError
 
 from thinpipe.core.errors import UserError
-from thinpipe.swarm.broker.broker import Broker
+from thinpipe.swarm.broker.broker import Broker, BrokerError
 from thinpipe.swarm.hub.disconnects import Disconnects
 from thinpipe.swarm.protocol.names import HUB
 from thinpipe.transport.nats.client import connect
@@ -57,7 +57,8 @@ class BrokerLink:
             raise ConnectionError(f"nats-server has ended. The end of its log:\n{self._broker.log_tail()}")
         try:
             await self._connect()
-        except (UserError, NatsError, OSError) as error:
+            await asyncio.to_thread(self._broker.catch_up)
+        except (UserError, NatsError, OSError, BrokerError) as error:
             _LOG.warning("the hub cannot reach its own server: %s", error)
         else:
             self._tell_owner(f"the hub is connected again after {time.monotonic() - self._lost_at:.1f} s")
@@ -85,7 +86,7 @@ class BrokerLink:
         broker = self._broker
         self._cause = ""
         client = await connect(
-            broker.url, broker.fingerprint, broker.hub_seed, inbox=f"_INBOX.{HUB}", on_down=self._on_error
+            broker.url, broker.fingerprint, broker.hub_credentials, inbox=f"_INBOX.{HUB}", on_down=self._on_error
         )
         try:
             await self._on_open(client)

@@ -11,6 +11,7 @@ from thinpipe.config.hub import HubConfig
 from thinpipe.core.disk_space import wait_for_disk_space
 from thinpipe.core.folder_lock import run_lock
 from thinpipe.core.program_output import log_to_file, plain_console
+from thinpipe.core.units import utc_text
 from thinpipe.swarm.broker.broker import Broker
 from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.server import Hub
@@ -32,7 +33,10 @@ def run(config: HubConfig) -> int:
         missing = config.hub.peers - len(hub.broker.peers) if config.hub.invites is None else config.hub.invites
         for _ in range(missing):
             invite = await hub.admission.invite()
-            console.print(f"\nsend this invite to one person, and keep it secret like a password:\n{invite.line()}")
+            console.print(
+                f"\nsend this invite to one person, and keep it secret like a password; it can be "
+                f"used until {utc_text(invite.expires)}:\n{invite.line()}"
+            )
         console.print(f"\nanother invite: thinpipe invite {config.job.dump_folder}")
 
     return host(config, console, print_invites)
@@ -65,6 +69,7 @@ def host(config: HubConfig, console: Console, begin: Begin) -> int:
             peers=hub_settings.peers,
             hub_bps=hub_settings.bps,
             exact=hub_settings.exact,
+            invite_seconds=86400 * hub_settings.invite_days,
             patience_seconds=hub_settings.patience_seconds,
             heartbeat_timeout_seconds=hub_settings.heartbeat_timeout_seconds,
             stall_factor=hub_settings.stall_factor,

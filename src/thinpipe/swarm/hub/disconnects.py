@@ -21,7 +21,6 @@ from thinpipe.core.foreign import ProtocolError, decode_foreign
 from thinpipe.swarm.broker.broker import Broker
 from thinpipe.transport.nats.client import connect
 
-_DISCONNECT_SUBJECT, _CONNZ_SUBJECT = "$SYS.ACCOUNT.APP.DISCONNECT", "$SYS.REQ.ACCOUNT.APP.CONNZ"
 _LOG = logging.getLogger(__name__)
 _REQUEST_TIMEOUT_SECONDS = 5
 """Timeout of a request to the server, in seconds."""
@@ -61,9 +60,9 @@ class Disconnects:
     async def open(self) -> None:
         broker = self._broker
         self._client = await connect(
-            broker.url, broker.fingerprint, broker.admin_seed, inbox="_INBOX.disconnects", on_down=_on_error
+            broker.url, broker.fingerprint, broker.admin_credentials, inbox="_INBOX.disconnects", on_down=_on_error
         )
-        await self._client.subscribe(_DISCONNECT_SUBJECT, cb=self._on_message)
+        await self._client.subscribe(f"$SYS.ACCOUNT.{broker.authority.account}.DISCONNECT", cb=self._on_message)
         await self._client.flush(timeout=_REQUEST_TIMEOUT_SECONDS)
 
     async def close(self) -> None:
@@ -87,7 +86,7 @@ class Disconnects:
         except ProtocolError as error:
             _LOG.warning("nats-server reported a disconnect that cannot be read: %s", error)
             return
-        name = next((name for name, known in self._broker.peers.items() if known == key), None)
+        name = self._broker.name_of(key)
         if name is not None and await self._has_no_connections(key):
             await self._on_disconnect(name)
 
@@ -97,7 +96,8 @@ class Disconnects:
         assert self._client is not None
         question = json.dumps({"auth": True, "user": key}).encode()
         try:
-            answer = await self._client.request(_CONNZ_SUBJECT, question, timeout=_REQUEST_TIMEOUT_SECONDS)
+            subject = f"$SYS.REQ.ACCOUNT.{self._broker.authority.account}.CONNZ"
+            answer = await self._client.request(subject, question, timeout=_REQUEST_TIMEOUT_SECONDS)
             return decode_foreign(answer.data, Connections, form="json").data.num_connections == 0
         except (NatsError, ProtocolError) as error:
             _LOG.warning(

@@ -18,6 +18,8 @@ class HubOptions:
     """URL of the broker, as written in invites."""
     peers: int
     """Number of peers for which the first generation waits."""
+    invite_seconds: float = 7 * 86400.0
+    """Seconds for which a new invite can be used."""
     hub_bps: tuple[float, float] | None = None
     """Uplink and downlink rates of the hub in bits per second; None: the sum of the rates that all peers measure
     at the same time."""

@@ -82,9 +82,7 @@ class Hub:
             run_host, settings, state_files, self._link.publish, self._print, lambda: broker.peers
         )
         self.membership = self.generations.membership
-        self.admission = Admission(
-            broker, run=settings.run, public_url=settings.public_url, numerics=run_host.numerics, print_line=self._print
-        )
+        self.admission = Admission(broker, settings, numerics=run_host.numerics, print_line=self._print)
         self._stop_reason, self._failed = "", False
         self._file_writes = FileWriteService(run_host.accept, run_host.on_file_saved, run_host.on_save_failed)
         self.services = self._make_services()
@@ -110,6 +108,7 @@ class Hub:
             "event": self._event,
             "status": self._status,
             "admin": self._admin,
+            "renew": self._renew,
             STORE: self.generations.serve_store,
             REDUCE: self.generations.reductions,
             READ_SERVICE: FileReadService(self.run_host.find),
@@ -223,10 +222,7 @@ class Hub:
                 f"({expulsion.reason}). Check its memory and processor, then ask the hub's owner for a new invite",
             )
         except (BrokerError, UserError) as error:
-            self._print(
-                f"the key of {expulsion.expelled} could not be removed, so it can join again: remove it with "
-                f"`thinpipe kick` ({error})"
-            )
+            self._print(f"{expulsion.expelled} was removed, but may still be connected: {error}")
         finally:
             self.generations.expelling.discard(expulsion.expelled)
 
@@ -302,11 +298,18 @@ class Hub:
     async def _status(self, _peer: str, _data: bytes) -> bytes | None:
         return _encode(self.status())
 
+    async def _renew(self, peer: str, _data: bytes) -> bytes | None:
+        """A new JWT for the peer's key, also for one whose JWT has expired (`broker.authority`)."""
+        reply = self.admission.renew(peer)
+        return None if reply is None else _encode(reply)
+
     async def _admin(self, peer: str, data: bytes) -> bytes | None:
         """Commands of the hub's owner: only accepted with the hub's own key."""
         if peer != HUB:
             return None
         request = decode_foreign(data, AdminRequest)
+        if request.what == "list":
+            return _encode(AdminAnswer(lines=self.admission.open_invites()))
         try:
             return _encode(AdminAnswer(text=await self._execute(request)))
         except (UserError, BrokerError) as error:
@@ -315,6 +318,8 @@ class Hub:
     async def _execute(self, request: AdminRequest) -> str:
         if request.what == "invite":
             return (await self.admission.invite()).line()
+        if request.what == "revoke":
+            return await self.admission.revoke(request.name)
         if request.what == "kick":
             await self.kick(request.name)
             return f"{request.name} was removed; it needs a new invite to join again"
@@ -368,7 +373,7 @@ class Hub:
             audit=self.run_host.audit_summary,
             alarms=self.run_host.alarms,
             suspended=self.generations.conduct.suspensions.in_words(time.monotonic()),
-            time_s=time.time(),
+            time_s=self.broker.clock(),
             troubles=self.services.troubles(),
         )
 

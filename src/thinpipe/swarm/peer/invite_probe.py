@@ -5,12 +5,14 @@ import threading
 from concurrent.futures import Future
 from typing import Self
 
-from nats.aio.client import Client
+import msgspec
 from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeoutError
 
+from thinpipe.core.foreign import decode_foreign
+from thinpipe.swarm.peer.accept_invite import connect_as_invited
 from thinpipe.swarm.protocol.invite import Invite
-from thinpipe.transport.nats.client import connect
+from thinpipe.swarm.protocol.messages import InviteCheck, InviteState
 
 _LEAVE_SECONDS = 5.0
 
@@ -26,7 +28,7 @@ class InviteProbe:
     def __enter__(self) -> Self:
         self._thread.start()
         try:
-            self._client = asyncio.run_coroutine_threadsafe(self._connect(), self._loop).result()
+            self._client = asyncio.run_coroutine_threadsafe(connect_as_invited(self._invite), self._loop).result()
         except BaseException:
             self._end()
             raise
@@ -41,11 +43,11 @@ class InviteProbe:
     def submit(self, service: str, data: bytes, *, seconds: float, bulk: bool = False) -> Future[bytes]:  # noqa: ARG002
         return asyncio.run_coroutine_threadsafe(self._request(data, seconds), self._loop)
 
-    async def _connect(self) -> Client:
-        invite = self._invite
-        return await connect(
-            invite.url, invite.fingerprint, invite.seed, inbox=f"_INBOX.{invite.id}", on_down=lambda _error: None
-        )
+    def check(self, seconds: float) -> InviteState:
+        """Whether the invite can be used now, and the hub's clock."""
+        question = msgspec.msgpack.encode(InviteCheck())
+        reply = asyncio.run_coroutine_threadsafe(self._request(question, seconds), self._loop).result(seconds + 5)
+        return decode_foreign(reply, InviteState)
 
     async def _request(self, data: bytes, seconds: float) -> bytes:
         try:

@@ -28,12 +28,14 @@ from thinpipe.core.numerics import numerics
 from thinpipe.core.program_output import log_to_file, plain_console
 from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
 from thinpipe.device.device_class import deterministic_algorithms
+from thinpipe.swarm.peer.accept_invite import accept_invite
 from thinpipe.swarm.peer.bandwidth_probe import measure_latency, measure_rates
 from thinpipe.swarm.peer.file_transfer import push
 from thinpipe.swarm.peer.hub_settings import settings_from_hub
-from thinpipe.swarm.peer.identity import Identity, accept_invite, load_identity
+from thinpipe.swarm.peer.identity import Identity, load_identity
 from thinpipe.swarm.peer.machine_probe import measure_machine
 from thinpipe.swarm.peer.remote_run import RemoteRun
+from thinpipe.swarm.peer.renewal import Renewal, connect_as_peer
 from thinpipe.swarm.peer.standby import LINK_SHARE, StandbyMirror
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.machine_report import MachineReport
@@ -65,8 +67,8 @@ _ASK_SECONDS = 30.0
 """Timeout of a `NextRequest` in seconds; longer than the hub's long poll."""
 _RETRY_SECONDS = 2.0
 """Seconds before the hub is tried again after an error."""
-_ADMITTED_SECONDS = 5.0
-"""Seconds for which a refused or failed connection is retried."""
+_REACH_SECONDS = 5.0
+"""Seconds for which a failed connection is retried."""
 _IN_USE_BY = (
     "another `thinpipe join`: stop that process first (kill it if it does not react to Ctrl+C), or join with another "
     "invite and another --folder"
@@ -155,6 +157,8 @@ class PeerProcess:
             removed.append(decode_foreign(data, Note).text)
 
         connection.subscribe("note", on_note, senders=[HUB], urgent=True)
+        renewal = Renewal(connection, self.folder, self._on_renewed)
+        renewal.start()
         try:
             return self._serve(connection)
         except KeyboardInterrupt:
@@ -168,19 +172,24 @@ class PeerProcess:
             self._announce_leave(connection)
             raise
         finally:
+            renewal.stop()
             self._standby_mirror.stop()
             connection.close()
 
     def _connect(self) -> HubConnection:
-        """Connects, with retries: nats-server rejects clients that authenticate while it reloads its configuration."""
+        """Connects, with retries."""
         began = time.monotonic()
         while True:
             try:
-                return HubConnection(self.identity.address, incarnation=self.incarnation)
-            except UserError as error:
-                if time.monotonic() - began > _ADMITTED_SECONDS:
-                    raise (ConnectionError(str(error)) if isinstance(error, UnreachableError) else error) from None
+                connection, self.identity = connect_as_peer(self.identity, self.folder, incarnation=self.incarnation)
+                return connection
+            except UnreachableError as error:
+                if time.monotonic() - began > _REACH_SECONDS:
+                    raise ConnectionError(str(error)) from None
             time.sleep(0.2)
+
+    def _on_renewed(self, jwt: str) -> None:
+        self.identity = replace(self.identity, jwt=jwt)
 
     def _serve(self, connection: HubConnection) -> int:
         """The loop: ask the hub, act on the answer. Returns the exit code."""

@@ -322,7 +322,7 @@ class Uploader:
         address = self._connection.address
         occasion = Occasion(run=address.fingerprint, generation=self._generation, step=manifest.step)
         key, own = (
-            KeyPair.from_seed(address.seed),
+            KeyPair.from_seed(address.credentials.seed),
             {name: manifest.files[name] for name in files if name in manifest.files},
         )
         return CheckpointAnnouncement(

@@ -1,6 +1,8 @@
 """Invite: one line of text with which one person can join a run once.
 
-It contains the broker's URL, the fingerprint of its certificate and the seed of a single-use key.
+It contains the broker's URL, the fingerprint of its certificate, the seed of a key of its own and what the hub has
+signed for that key: a JWT that lets it ask to join. To keep the line short, the JWT's text is left out and put together
+again.
 """
 
 import base64
@@ -11,13 +13,19 @@ from typing import Self
 import msgspec
 
 from thinpipe.core.errors import UserError
-from thinpipe.swarm.protocol.keys import KeyPair
+from thinpipe.swarm.protocol.jwt import jwt_from_signature, user_claims
+from thinpipe.swarm.protocol.keys import KeyPair, is_public_key, public_key_of, raw_public_key
 from thinpipe.swarm.protocol.names import check_name
+from thinpipe.transport.nats.client import Credentials
 
-_PREFIX = "thinpipe2:"
-"""The number is increased when hub and peer of different versions cannot decode each other's messages."""
+_PREFIX = "thinpipe3:"
+"""The number is increased when hub and peer of different versions cannot decode each other's messages, or would put
+together other JWTs."""
 _ANY_PREFIX = re.compile(r"thinpipe\d+:")
 MAX_CHARACTERS = 1024
+GRACE_SECONDS = 30 * 86400
+"""Seconds after its end in which the server still lets an invite sign in, so that the hub can say that it has ended."""
+_LATEST = 10**11
 
 
 class _Packed(msgspec.Struct, array_like=True):
@@ -28,6 +36,10 @@ class _Packed(msgspec.Struct, array_like=True):
     fingerprint: bytes
     id: str
     seed: bytes
+    account: bytes
+    issuer: bytes
+    expires: int
+    signature: bytes
 
 
 class Invite(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +54,22 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """Id of the invite, used in the broker's subjects."""
     seed: str
-    """Seed of the single-use key."""
+    """Seed of the invite's key."""
+    account: str
+    """Public key of the account of hub and peers."""
+    issuer: str
+    """Public key with which the hub signs invites."""
+    expires: int
+    """When it ends, in seconds since 1970 of the hub's clock."""
+    signature: bytes
+    """The hub's signature of the JWT of this key."""
+
+    @property
+    def credentials(self) -> Credentials:
+        """Of the invite's key, which may ask to join."""
+        public_key = KeyPair.from_seed(self.seed).public_key
+        claims = user_claims(self.id, public_key, self.account, expires=self.expires + GRACE_SECONDS)
+        return Credentials(seed=self.seed, jwt=jwt_from_signature({**claims, "iss": self.issuer}, self.signature))
 
     @staticmethod
     def is_invite(text: str) -> bool:
@@ -76,9 +103,19 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
                 fingerprint=packed.fingerprint.hex(),
                 id=packed.id,
                 seed=base64.b32encode(packed.seed).decode().rstrip("="),
+                account=public_key_of(packed.account, "account"),
+                issuer=public_key_of(packed.issuer, "account"),
+                expires=packed.expires,
+                signature=packed.signature,
             )
             KeyPair.from_seed(invite.seed)
             check_name(invite.id)  # it becomes the name of a folder
+            if (
+                not 0 < invite.expires < _LATEST
+                or not is_public_key(invite.account, "account")
+                or not is_public_key(invite.issuer, "account")
+            ):
+                raise ValueError
         except (ValueError, msgspec.MsgspecError, UserError):
             raise UserError(
                 "this invite is damaged, with missing or changed letters: copy the whole line from `thinpipe hub`"
@@ -88,7 +125,9 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """The invite as one line of text, with a checksum."""
         seed = base64.b32decode(self.seed + "=" * (-len(self.seed) % 8))
-        packed = _Packed(self.url, self.run, bytes.fromhex(self.fingerprint), self.id, seed)
+        account, issuer = raw_public_key(self.account), raw_public_key(self.issuer)
+        fingerprint = bytes.fromhex(self.fingerprint)
+        packed = _Packed(self.url, self.run, fingerprint, self.id, seed, account, issuer, self.expires, self.signature)
         body = msgspec.msgpack.encode(packed)
         return _PREFIX + _as_text(body + binascii.crc32(body).to_bytes(4))
 

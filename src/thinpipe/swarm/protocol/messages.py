@@ -13,8 +13,10 @@ from thinpipe.core.bounds import (
     MAX_SEGMENTS,
     BitRate,
     ByteRate,
+    Clock,
     Count,
     GenerationNumber,
+    Jwt,
     LayerFileName,
     LongText,
     Name,
@@ -39,6 +41,8 @@ MAX_PEERS = 4096
 """Maximum number of peers in a generation."""
 MAX_EVENT_NBYTES = 256 << 10
 """Maximum size of an event, in bytes."""
+MAX_LINES = 1000
+"""Maximum number of lines in an answer to the hub's owner."""
 _Heads = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 _Files = Annotated[list[LayerFileName], msgspec.Meta(max_length=MAX_FILES)]
 _PeerName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}\Z")]
@@ -52,24 +56,53 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class JoinRequest(Message, frozen=True, kw_only=True):
-    """Request to become a peer, sent with the key of an invite."""
+    """Request to become a peer, sent with the key of an invite. Asked again with the same key, it has the same
+    answer."""
 
     public_key: Word
-    """The newcomer's own public key, with which it connects once it is a peer."""
+    """The newcomer's own public key, whose seed is on its disk already."""
     name: Text = ""
     """Peer name that the newcomer asks for; empty: the hub chooses one."""
     numerics: Numerics
     """Numerics and torch version of the newcomer, compared with the hub's before the invite is used up."""
-    confirmed: bool = False
-    """True in the second request: `name` is the name that the hub has offered, and the newcomer is to be admitted
-    now."""
 
 
 class JoinAnswer(Message, frozen=True, kw_only=True):
-    """The name offered to a newcomer, or the reason why it is refused."""
+    """The newcomer's name and JWTs, or the reason why it is refused."""
 
     name: Name = ""
+    jwt: Jwt = ""
+    """Lets the newcomer's key sign in as this peer."""
+    renewal: Jwt = ""
+    """Lets the newcomer's key ask for a new `jwt`; never expires."""
     refusal: LongText = ""
+    time_s: Clock = 0.0
+    """Hub's clock, in seconds since 1970."""
+
+
+class InviteCheck(Message, frozen=True, kw_only=True):
+    """Question of an invite's holder whether the invite could be used now; does not use it up."""
+
+    what: Literal["check"] = "check"
+
+
+class InviteState(Message, frozen=True, kw_only=True):
+    """Reply to `InviteCheck`."""
+
+    refusal: LongText = ""
+    """Why the invite cannot be used; empty: it can."""
+    expires_s: Clock
+    """When the invite ends, in seconds since 1970."""
+    time_s: Clock
+    """Hub's clock, in seconds since 1970."""
+
+
+class RenewReply(Message, frozen=True, kw_only=True):
+    """Reply to a peer that asks for a new JWT for its key."""
+
+    jwt: Jwt
+    time_s: Clock
+    """Hub's clock, in seconds since 1970."""
 
 
 class Accusation(Message, frozen=True, kw_only=True):
@@ -290,13 +323,16 @@ class EventReport(Message, frozen=True, kw_only=True):
 class AdminRequest(Message, frozen=True, kw_only=True):
     """Command of the owner of the hub's folder, sent with the hub's own key."""
 
-    what: Literal["kick", "invite", "stop"]
+    what: Literal["kick", "invite", "list", "revoke", "stop"]
+    """`list` and `revoke`: of invites."""
     name: Text = ""
-    """Peer to kick; empty for other commands."""
+    """Peer to kick, or id of the invite to revoke; empty for other commands."""
 
 
 class AdminAnswer(Message, frozen=True, kw_only=True):
     """Result of an `AdminRequest` in words, or the reason why it is refused."""
 
     text: LongText = ""
+    lines: Annotated[list[Text], msgspec.Meta(max_length=MAX_LINES)] = []
+    """What was asked for, if it is a list."""
     refusal: LongText = ""

@@ -1,14 +1,16 @@
-"""Opens one NATS connection to the hub: TLS with a pinned certificate, NKey authentication, no reconnect.
+"""Opens one NATS connection to the hub: TLS with a pinned certificate, a JWT and the key that it names, no reconnect.
 
 There is no reconnect because messages may have been lost with the connection, and the caller must know.
 """
 
 import asyncio
+import base64
 import hashlib
 import logging
 import re
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -35,8 +37,18 @@ class UnreachableError(UserError):
     """The server does not answer, or not in time; a retry may succeed."""
 
 
-class UnknownKeyError(UserError):
-    """The server rejects the key of this peer: it was removed, or is not registered yet."""
+class RefusedKeyError(UserError):
+    """The server lets nobody in with this key and JWT: revoked, expired by the server's clock, or of another hub."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """What signs a program in at the hub's server."""
+
+    seed: str = field(repr=False)
+    """Seed (private key) of the program."""
+    jwt: str = field(repr=False)
+    """The hub's statement of which name the key has there, and what it may do."""
 
 
 class _WrongCertificateError(ssl.SSLCertVerificationError):
@@ -73,7 +85,9 @@ def pinned_context(fingerprint: str) -> ssl.SSLContext:
     return context
 
 
-async def connect(url: str, fingerprint: str, seed: str, *, inbox: str, on_down: OnDown) -> "DirectClient":
+async def connect(
+    url: str, fingerprint: str, credentials: Credentials, *, inbox: str, on_down: OnDown
+) -> "DirectClient":
     """Returns a connected client. Raises UserError on failure.
 
     `inbox`: prefix of the subjects of replies, `_INBOX.<name>`. `on_down` is called in the loop's thread, with a
@@ -84,14 +98,21 @@ async def connect(url: str, fingerprint: str, seed: str, *, inbox: str, on_down:
     from thinpipe.transport.nats.direct_client import DirectClient
 
     _check_url(url)
-    _check_seed(seed)
+    sign = _signer(credentials.seed)
     context = pinned_context(fingerprint)
     logging.getLogger("asyncio").addFilter(_is_not_eof_warning)
     client = DirectClient()
     errors = _ConnectionErrors(client, on_down)
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
-            await client.connect(url, tls=context, nkeys_seed_str=seed, inbox_prefix=inbox, **_settings(errors))
+            await client.connect(
+                url,
+                tls=context,
+                user_jwt_cb=credentials.jwt.encode,
+                signature_cb=lambda nonce: base64.b64encode(sign(nonce.encode())),
+                inbox_prefix=inbox,
+                **_settings(errors),
+            )
         if not client.is_connected:
             raise ConnectionError("it hung up during the greeting")
     except BaseException as error:
@@ -173,15 +194,17 @@ def _check_url(url: str) -> None:
         raise UserError(f"{url[:200]!r} is no address of a hub, which looks like tls://203.0.113.5:4222")
 
 
-def _check_seed(seed: str) -> None:
+def _signer(seed: str) -> Callable[[bytes], bytes]:
+    """Function that signs with this seed. Raises UserError if the seed is damaged."""
     import nkeys  # type: ignore[import-untyped]
 
     try:
-        nkeys.from_seed(bytearray(seed, "ascii"))
+        sign: Callable[[bytes], bytes] = nkeys.from_seed(bytearray(seed, "ascii")).sign
     except (nkeys.NkeysError, ValueError, IndexError):
         raise UserError(
             "our key is damaged (it is no seed, 58 letters and digits from SU on): ask for a new invite"
         ) from None
+    return sign
 
 
 def _as_user_error(url: str, error: Exception) -> UserError:
@@ -192,9 +215,7 @@ def _as_user_error(url: str, error: Exception) -> UserError:
             "Ask for a new invite if the hub was set up anew; otherwise somebody is in between"
         )
     if "authorization violation" in text.lower():
-        return UnknownKeyError(
-            f"the hub at {url} does not know our key: it was used up or removed. Ask for a new invite"
-        )
+        return RefusedKeyError(f"the hub at {url} does not accept our key: it was removed. Ask for a new invite")
     if isinstance(error, ssl.SSLError):
         return UserError(f"what answers at {url} is not a hub ({text}): check the address and the port")
     return UnreachableError(

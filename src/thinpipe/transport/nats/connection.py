@@ -25,7 +25,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from thinpipe.core.foreign import ProtocolError
 from thinpipe.transport.nats.activity import HUB, ActivityTracker
-from thinpipe.transport.nats.client import as_connection_error, connect
+from thinpipe.transport.nats.client import Credentials, as_connection_error, connect
 from thinpipe.transport.nats.direct_client import DirectClient
 from thinpipe.transport.nats.direct_client import Receiver as DirectReceiver
 from thinpipe.transport.nats.service_error import FAILED, INVALID, HubFailedError, error_code
@@ -56,8 +56,7 @@ class Address:
     """sha256 of the server's TLS certificate, in hex."""
     name: str
     """Name of this peer; part of its NATS subjects and permissions."""
-    seed: str = field(repr=False)
-    """NKey seed (private key) of this peer."""
+    credentials: Credentials
 
 
 @dataclass
@@ -256,7 +255,7 @@ class HubConnection:
             client = await connect(
                 self.address.url,
                 self.address.fingerprint,
-                self.address.seed,
+                self.address.credentials,
                 inbox=f"_INBOX.{self.address.name}",
                 on_down=self._fail,
             )
