@@ -98,7 +98,7 @@ def test_validation_reads_rows_too(chats: Tokens) -> None:
 
 
 def test_a_chat_longer_than_a_row_and_packing_of_plain_text_are_refused(chats: Tokens, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a chat of 31 tokens, .* has room for 30: set training.seq_len to 30, or"):
+    with pytest.raises(DataError, match=r"a chat of 31 tokens, .* holds 30: set training.seq_len to 30, or"):
         Batches(chats, seq_len=29, batch_size=1, seed=0)
     with pytest.raises(DataError, match=r"training.packing is for chats"):
         Batches(write_numbers(tmp_path / "plain", 100), seq_len=10, batch_size=1, seed=0, packing=True)

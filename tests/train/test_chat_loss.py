@@ -184,7 +184,7 @@ def test_the_facts_of_chats_reach_every_process_and_those_of_text_are_as_before(
 
 def test_packing_cannot_be_changed_within_a_run(chat_config, monkeypatch):
     Trainer(chat_config).train()
-    monkeypatch.setattr("thinpipe.training.engine.refuse_packing", lambda model: None)
+    monkeypatch.setattr("thinpipe.training.engine.refuse_packing", lambda _: None)
     trainer = Trainer(replace(chat_config, training=replace(chat_config.training, packing=True)))
     with pytest.raises(UserError, match=r"training.packing has changed since .* decides which samples come next"):
         trainer.train()

@@ -19,7 +19,7 @@ def id_nbytes(vocab_size: int) -> int:
 
 
 def id_bits(vocab_size: int, *, has_flags: bool) -> int:
-    """Bits per token id: whole bytes, and up to two more if its flags do not fit into their spare bits."""
+    """Bits per token id: whole bytes, and up to two more if its flags do not fit into unused ones."""
     whole = 8 * id_nbytes(vocab_size)
     return max(whole, (vocab_size - 1).bit_length() + FLAG_BITS) if has_flags else whole
 

@@ -50,5 +50,7 @@ def describe_chats(counts: ChatCounts) -> list[str]:
         lines.append(
             f"{counts.with_special_tokens:,} hold the text of special tokens in their words: it became those tokens"
         )
-    lines += [f"{count:,} left out: {reason}" for reason, count in counts.dropped.most_common()]
+    lines += [
+        f"{count:,} left out: {reason}" for reason, count in sorted(counts.dropped.items(), key=lambda item: -item[1])
+    ]
     return lines

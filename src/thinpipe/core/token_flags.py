@@ -1,4 +1,4 @@
-"""Two flags of a token of a chat, in the spare upper bits of its id: on disk, in memory and in messages.
+"""Two flags of a token of a chat, in the unused upper bits of its id: on disk, in memory and in messages.
 
 Token ids of plain text have no flags, and nothing here concerns them.
 """

@@ -58,7 +58,9 @@ class ChatCounts:
         self.trained_tokens += int(chat.trained.sum())
 
     def describe_dropped(self) -> str:
-        return "; ".join(f"{count:,} {reason}" for reason, count in self.dropped.most_common())
+        return "; ".join(
+            f"{count:,} {reason}" for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1])
+        )
 
 
 class ChatEncoder:

@@ -1,7 +1,7 @@
 """Rows of chats for batches: one chat in a row, or several packed into one; the rest of a row is padding.
 
-Which chats share a row depends on their lengths alone, so that an epoch's order of rows is a permutation like that of
-plain text, and resuming is exact. Shape suffixes: B rows, W = seq_len + 1 ids.
+Which chats share a row depends on their lengths alone, so that the order of rows is a permutation like that of samples
+of plain text, and resuming is exact. Shape suffixes: B rows, W = seq_len + 1 ids.
 """
 
 import bisect
@@ -28,8 +28,8 @@ class ChatRows:
         lengths = np.diff(self._starts)
         if (longest := int(lengths.max())) > seq_len + 1:
             raise DataError(
-                f"{tokens.folder} has a chat of {longest:,} tokens, and a row of training.seq_len {seq_len:,} has room "
-                f"for {seq_len + 1:,}: set training.seq_len to {longest - 1}, or tokenize with --seq-len {seq_len}, "
+                f"{tokens.folder} has a chat of {longest:,} tokens, and a row of training.seq_len {seq_len:,} holds "
+                f"{seq_len + 1:,}: set training.seq_len to {longest - 1}, or tokenize with --seq-len {seq_len}, "
                 "which cuts longer chats"
             )
         whole = np.arange(len(lengths), dtype=np.int64)
@@ -57,8 +57,8 @@ class ChatRows:
 
 
 def pack(lengths: Ids, capacity: int) -> tuple[Ids, Ids]:
-    """Puts items of these lengths into rows of this capacity: the longest first, each into the fullest row that has
-    room for it. The items in the order of the rows, and where in that order each row begins, and the last one ends."""
+    """Puts items of these lengths into rows of this capacity: the longest first, each into the fullest row in which
+    it fits. The items in the order of the rows, and where in that order each row begins, and the last one ends."""
     rows: list[list[int]] = []
     rows_by_room: dict[int, list[int]] = {}
     rooms: list[int] = []  # those of rows_by_room, sorted
