@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 
 from thinpipe.boundary.contract import MessageId, MessageShape
 from thinpipe.boundary.formats import FORMATS
-from thinpipe.boundary.packing import pack_ids, unpack_ids
+from thinpipe.boundary.packing import pack_flagged_ids, pack_ids, unpack_flagged_ids, unpack_ids
 from thinpipe.boundary.registry import make_method
 from thinpipe.boundary.rotation import HadamardRotation
-from thinpipe.boundary.sizes import id_nbytes
+from thinpipe.boundary.sizes import id_bits, id_nbytes
 from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.core.errors import UserError
+from thinpipe.core.token_flags import BEGINS, TRAINED
 from thinpipe.device.counter_random import uniform
 
 MESSAGE_ID = MessageId(seed=1, step=2, microbatch=3, boundary=0)
@@ -90,6 +91,29 @@ def test_ids_are_packed_in_16_24_or_32_bits(vocabulary, nbytes):
     assert id_nbytes(vocabulary) == nbytes
     assert packed.shape == (6 * nbytes,)
     assert torch.equal(unpack_ids(packed, (2, 3), vocabulary), ids)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "bits"),
+    [(64, 16), (1 << 14, 16), (32_000, 17), (50_257, 18), (65_537, 24), (151_936, 24), (1 << 23, 25)],
+)
+def test_ids_with_flags_take_two_more_bits_at_most(vocabulary, bits):
+    ids = torch.tensor([[0, 1, vocabulary - 1], [2, vocabulary // 2, vocabulary - 2]])
+    for flags in (0, TRAINED, BEGINS, TRAINED | BEGINS):
+        flagged = ids | torch.tensor([[flags, 0, flags], [BEGINS, flags, TRAINED]])
+        packed = pack_flagged_ids(flagged, vocabulary)
+        assert id_bits(vocabulary, has_flags=True) == bits
+        assert packed.shape == (-(-6 * bits // 8),)
+        assert torch.equal(unpack_flagged_ids(packed, (2, 3), vocabulary), flagged)
+
+
+def test_a_message_with_flags_has_the_length_its_method_states():
+    shape = MessageShape(batch=2, tokens=5, width=7, vocab_size=50_257, dtype=torch.float32, has_flags=True)
+    method = make_method(BoundaryConfig(), shape, in_subspace=False, seed=1)
+    ids = torch.randint(50_257, (2, 6)) | torch.tensor([[BEGINS, 0, 0, TRAINED, TRAINED, BEGINS]])
+    message = method.pack_forward(ids, torch.randn(2, 5, 7), MESSAGE_ID)
+    assert message.shape == (method.forward_nbytes,) == (12 * 18 // 8 + 10 * FORMATS["fp32"].row_nbytes(7),)
+    assert torch.equal(method.unpack_forward(message, MESSAGE_ID)[0], ids)
 
 
 @pytest.mark.parametrize("forward", FORMATS)

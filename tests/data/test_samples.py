@@ -60,10 +60,10 @@ def test_a_window_that_is_not_full_is_dropped() -> None:
 @given(count=st.integers(2, 500), seq_len=st.integers(1, 50), batch_size=st.integers(1, 40), seed=st.integers(0, 9))
 def test_each_epoch_visits_every_sample_once(count: int, seq_len: int, batch_size: int, seed: int) -> None:
     batches = Batches(Numbers(count), seq_len=min(seq_len, count - 1), batch_size=batch_size, seed=seed)
-    samples, cursor, seen = len(batches.windows), Cursor(), []
+    samples, cursor, seen = len(batches.samples), Cursor(), []
     while cursor.samples_seen < 3 * samples:
         batch = batches.batch_at(cursor)
-        assert np.array_equal(batch.ids_BW, [expected_window(s, batches.windows.seq_len) for s in batch.sample_ids_B])
+        assert np.array_equal(batch.ids_BW, [expected_window(s, batches.samples.seq_len) for s in batch.sample_ids_B])
         seen += batch.sample_ids_B.tolist()
         cursor = batch.next_cursor
     for epoch in range(3):

@@ -157,8 +157,12 @@ def test_verify_tells_how_far_it_is(make_tokens: MakeTokens) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": 2}, "has format version 2, and this thinpipe reads version 1: prepare the tokens again"),
-        ({"format_version": 2, "dtype": "uint64"}, "has format version 2"),
+        (
+            {"format_version": 3},
+            "has format version 3, and this thinpipe reads versions 1 and 2: prepare the tokens again",
+        ),
+        ({"format_version": 3, "dtype": "uint64"}, "has format version 3"),
+        ({"format_version": 2}, r"is damaged .*format version 2 with tokens of uint16, chats: False"),
         ({"format_version": "1"}, "is damaged"),
         ({"dtype": "uint64"}, r"is damaged .*uint64"),
         ({"documents": -1}, r"is damaged .*documents"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tests.data.chats import flagged
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
 from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.config.run import ModelSettings, ParallelismConfig, RunConfig, TrainingConfig
@@ -43,18 +44,26 @@ def run_config(boundary, processes=1, schedule="1F1B", precision="fp32"):
     )
 
 
-def train(folder, cuts, boundary, *, lora=None, schedule="1F1B", group=None):
+def packed_batch(vocab_size, step=0):
+    """Several chats in a row, of which some tokens are trained on."""
+    return flagged(batch(vocab_size, step), seed=step, documents=True)
+
+
+def train(folder, cuts, boundary, *, lora=None, schedule="1F1B", group=None, packing=False):
     """Losses, norms, and digests of gradients, weights and moments after a few steps."""
     model = replace(read_model(folder, cuts), lora=lora)
     processes = 1 if group is None else group.size()
-    engine = Engine(run_config(boundary, processes, schedule), model, group)
+    config, make_batch = run_config(boundary, processes, schedule), packed_batch if packing else batch
+    if packing:
+        config = replace(config, training=replace(config.training, packing=True))
+    engine = Engine(config, model, group, chats=packing)
     seen, first = [], {}
     for step in range(STEPS):
-        outcome = engine.step(step, batch(model.vocab_size, step), lr=1e-3)
+        outcome = engine.step(step, make_batch(model.vocab_size, step), lr=1e-3)
         assert outcome.fault is None
         seen.append([outcome.loss, outcome.grad_norm])
         first = first or {name: digest(p.grad) for name, p in engine.parameters.items() if p.grad is not None}
-    validation, _ = engine.evaluate([batch(model.vocab_size, 100)])
+    validation, _ = engine.evaluate([make_batch(model.vocab_size, 100)])
     return {
         "seen": seen,
         "validation": validation,

@@ -57,6 +57,7 @@ def twins(folder):
     for name in BOUNDARIES:
         yield name, train(folder, CUTS, name)
     yield "LoRA", train(folder, CUTS, "rotated", lora=LORA)
+    yield "packed", train(folder, CUTS, "rotated", packing=True)
 
 
 def refuse_shared_reads(folder, parts):

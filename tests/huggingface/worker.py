@@ -32,6 +32,7 @@ def main() -> None:
     with patch.object(StoredTensors, "read", reading):
         results = {name: train(folder, cuts, name, schedule=schedule, group=group) for name in BOUNDARIES}
     results["LoRA"] = train(folder, cuts, "rotated", lora=LORA, schedule=schedule, group=group)
+    results["packed"] = train(folder, cuts, "rotated", schedule=schedule, group=group, packing=True)
     print(json.dumps({"results": results, "read": sorted(read), "files": sorted(files)}))
     dist.destroy_process_group()
 

@@ -4,9 +4,11 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from tests.data.chats import flagged
 from tests.reference.language import SyntheticLanguage
 from thinpipe.boundary.formats import FORMATS
 from thinpipe.boundary.registry import FORMAT_COMPRESSORS
@@ -37,6 +39,8 @@ class Case:
     family: str = "llama"
     projection: ProjectionConfig = field(default_factory=ProjectionConfig)
     max_logits: int = model_family.MAX_LOGITS
+    chats: bool = False
+    """Tokens have flags, and not all are trained on."""
 
     @property
     def in_subspace(self) -> bool:
@@ -102,12 +106,19 @@ CASES = [
         BoundaryConfig(forward="bf16", backward="bf16"),
         projection=ProjectionConfig(kind="bottleneck", width=6),
     ),
+    Case("chats", BoundaryConfig(forward="bf16", backward="int8"), chats=True),
+    Case(
+        "chats-aqsgd",
+        BoundaryConfig(states=replace(QUANTISE, feedback="aqsgd"), gradients=replace(TOPK, feedback="ef21")),
+        chats=True,
+    ),
     Case("chunked-loss", BoundaryConfig(forward="int8", backward="int8"), max_logits=TOKENS * VOCABULARY // 3),
 ]
 
 
-FEW = ("llama-subspace-fp32-fp32", "aqsgd", "keel-int4", "chunked-loss")
-"""A basis that changes, a memory of samples, a neck, a backward pass of our own: what a schedule could get wrong."""
+FEW = ("llama-subspace-fp32-fp32", "aqsgd", "keel-int4", "chunked-loss", "chats")
+"""A basis that changes, a memory of samples, a neck, a backward pass of our own, a loss of some tokens alone: what a
+schedule could get wrong."""
 
 
 def cases_for(schedule: str, *, few: bool = False) -> list[Case]:
@@ -143,6 +154,11 @@ def config_of(case: Case, segments: int, schedule: str) -> RunConfig:
     )
 
 
+def batch_of(case: Case, number: int, segments: int) -> np.ndarray:
+    ids_BW = SyntheticLanguage(VOCABULARY, seed=1).batch(number, batch_size(segments), TOKENS).numpy()
+    return flagged(ids_BW, seed=number) if case.chats else ids_BW
+
+
 def digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()[:16]
 
@@ -158,17 +174,16 @@ def run_case(case: Case, segments: int, schedule: str, group: dist.ProcessGroup 
 
 def _run_case(case: Case, segments: int, schedule: str, group: dist.ProcessGroup | None) -> dict:
     config = config_of(case, segments, schedule)
-    engine = Engine(config, config.model.resolve(VOCABULARY), group)
-    language, batch = SyntheticLanguage(VOCABULARY, seed=1), batch_size(segments)
+    engine = Engine(config, config.model.resolve(VOCABULARY), group, chats=case.chats)
     seen, gradients = [], {}
     for step in range(case.steps):
-        outcome = engine.step(step, language.batch(step % 3, batch, TOKENS).numpy(), lr=3e-3)
+        outcome = engine.step(step, batch_of(case, step % 3, segments), lr=3e-3)
         assert outcome.fault is None
         seen.append([outcome.loss, outcome.grad_norm])
         gradients = {name: digest(p.grad) for name, p in engine.parameters.items()}
         if engine.basis_is_due(step + 1):
-            engine.update_basis(language.batch(1000 + step, batch, TOKENS).numpy())
-    validation, _ = engine.evaluate([language.batch(2000, batch, TOKENS).numpy()])
+            engine.update_basis(batch_of(case, 1000 + step, segments))
+    validation, _ = engine.evaluate([batch_of(case, 2000, segments)])
     moments = {
         name: [digest(engine.optimizer.state[p][key]) for key in ("exp_avg", "exp_avg_sq")]
         for name, p in engine.parameters.items()

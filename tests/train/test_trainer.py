@@ -154,7 +154,9 @@ def test_microbatch_gradients_are_summed_and_divided_once(run_config):
     engine = Engine(run_config, run_config.model.resolve(64))
     ids = Trainer(run_config).batch_loader.batch(Cursor())
     seen = {}
-    engine._update = lambda norm, lr: seen.update(norm=norm, lr=lr)  # keep the gradients as they are before clipping
+    engine._update = lambda norm, lr, _scale: seen.update(
+        norm=norm, lr=lr
+    )  # keep the gradients as they are before clipping
     outcome = engine.step(0, ids, 0.5)
     expected = Engine(run_config, run_config.model.resolve(64)).model
     whole = torch.from_numpy(ids)

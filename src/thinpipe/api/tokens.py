@@ -10,7 +10,8 @@ from thinpipe.data.prepare import prepare
 
 
 def tokenize(sources: str | Sequence[str], output: Path | str, **settings: Any) -> Path:
-    """Writes tokenizer and tokens of a text into the folder `output`, for `data.path` of a run; returns the folder.
+    """Writes tokenizer and tokens of a text, or of chats with `chat=True`, into the folder `output`, for `data.path` of
+    a run; returns the folder.
 
     `sources`: files (.txt, .jsonl, .parquet), folders, globs, hf:NAME for a Hugging Face data set, or sample:train for
     the text that comes with thinpipe. `settings`: those of `thinpipe tokenize`, for example `vocab_size`,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.boundary.formats import UniformSampler
-from thinpipe.boundary.packing import pack_ids, unpack_ids
+from thinpipe.boundary.packing import pack_flagged_ids, pack_ids, unpack_flagged_ids, unpack_ids
 from thinpipe.boundary.sizes import MessageSize
 from thinpipe.device.counter_random import uniform
 
@@ -165,15 +165,19 @@ class BoundaryMethod:
     def pack_forward(self, ids_BW: Tensor, state: Tensor, message_id: MessageId) -> Tensor:
         """The complete forward message as uint8: the encoded state, then the token ids."""
         encoded = self.encode_state(state.detach(), ids_BW, message_id)
-        message = torch.cat((encoded, pack_ids(ids_BW, self.shape.vocab_size)))
+        message = torch.cat((encoded, self._pack_ids(ids_BW)))
         return self._with_checked_length(message, self.forward_nbytes)
+
+    def _pack_ids(self, ids_BW: Tensor) -> Tensor:
+        return (pack_flagged_ids if self.shape.has_flags else pack_ids)(ids_BW, self.shape.vocab_size)
 
     @torch.no_grad()
     def unpack_forward(self, message: Tensor, message_id: MessageId) -> tuple[Tensor, Tensor]:
         message = self._with_checked_length(message, self.forward_nbytes)
         state_nbytes = self.states.compressor.nbytes
         ids_shape = (self.shape.batch, self.shape.tokens + 1)
-        ids_BW = unpack_ids(message[state_nbytes:], ids_shape, self.shape.vocab_size)
+        unpack = unpack_flagged_ids if self.shape.has_flags else unpack_ids
+        ids_BW = unpack(message[state_nbytes:], ids_shape, self.shape.vocab_size)
         return ids_BW, self.decode_state(message[:state_nbytes], ids_BW, message_id)
 
     @torch.no_grad()

@@ -1,10 +1,13 @@
 """Bit packing: unsigned integers of any bit width to bytes without gaps, row by row; and token ids to 2 to 4 bytes."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thinpipe.boundary.sizes import id_nbytes, packed_nbytes
+from thinpipe.boundary.sizes import id_bits, id_nbytes, packed_nbytes
+from thinpipe.core.token_flags import FLAG_BITS, FLAG_SHIFT, ID_MASK
 
 
 def pack_bits(integers_NM: Tensor, bits: int) -> Tensor:
@@ -77,3 +80,17 @@ def unpack_ids(packed: Tensor, shape: tuple[int, ...], vocab_size: int) -> Tenso
     size = id_nbytes(vocab_size)
     four_bytes = torch.nn.functional.pad(packed.view(-1, size), (0, 4 - size)).contiguous()
     return four_bytes.view(torch.int32).long().view(shape)
+
+
+def pack_flagged_ids(ids: Tensor, vocab_size: int) -> Tensor:
+    """Token ids with flags (`core.token_flags`) to uint8, the flags in the upper bits of `id_bits`."""
+    bits = id_bits(vocab_size, has_flags=True)
+    integers = (ids & ID_MASK) | (ids >> FLAG_SHIFT << bits - FLAG_BITS)
+    return pack_bits(integers.view(1, -1), bits).flatten()
+
+
+def unpack_flagged_ids(packed: Tensor, shape: tuple[int, ...], vocab_size: int) -> Tensor:
+    bits = id_bits(vocab_size, has_flags=True)
+    integers = unpack_bits(packed.view(1, -1), math.prod(shape), bits).view(shape)
+    shift = bits - FLAG_BITS
+    return (integers & (1 << shift) - 1) | (integers >> shift << FLAG_SHIFT)

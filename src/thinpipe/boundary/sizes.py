@@ -9,12 +9,19 @@ from typing import Protocol
 
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig, FormatName
 from thinpipe.core.errors import UserError
+from thinpipe.core.token_flags import FLAG_BITS
 from thinpipe.core.units import BF16_NBYTES
 
 
 def id_nbytes(vocab_size: int) -> int:
     """Bytes per token id: 2, 3 or 4."""
     return next(size for size in (2, 3, 4) if vocab_size <= 1 << (8 * size))
+
+
+def id_bits(vocab_size: int, *, has_flags: bool) -> int:
+    """Bits per token id: whole bytes, and up to two more if its flags do not fit into unused ones."""
+    whole = 8 * id_nbytes(vocab_size)
+    return max(whole, (vocab_size - 1).bit_length() + FLAG_BITS) if has_flags else whole
 
 
 def packed_nbytes(count: int, bits: int) -> int:
@@ -54,6 +61,8 @@ class MessageSize:
     width: int
     """Numbers per token in the state."""
     vocab_size: int
+    has_flags: bool = False
+    """Whether the ids have the flags of chats (`core.token_flags`)."""
 
     @property
     def rows(self) -> int:
@@ -61,7 +70,7 @@ class MessageSize:
 
     @property
     def ids_nbytes(self) -> int:
-        return self.batch * (self.tokens + 1) * id_nbytes(self.vocab_size)
+        return packed_nbytes(self.batch * (self.tokens + 1), id_bits(self.vocab_size, has_flags=self.has_flags))
 
 
 class MessageLayout(Protocol):

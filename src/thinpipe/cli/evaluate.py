@@ -34,24 +34,26 @@ def run(config: EvalConfig) -> int:
     if seq_len > model.config.max_seq_len:
         raise UserError(f"--seq-len {seq_len} is above the model's max_seq_len {model.config.max_seq_len}: lower it")
     refuse_other_tokenizer(tokens, checkpoint)
-    size = {"seq_len": seq_len, "batch_size": config.batch_size}
+    batch_size = config.batch_size
     batches = (
-        EvenlySpacedBatches(tokens, **size, count=config.max_batches)
+        EvenlySpacedBatches(tokens, seq_len=seq_len, batch_size=batch_size, count=config.max_batches)
         if config.max_batches
-        else (ids for ids, _ in sequential_batches(tokens, **size))
+        else (ids for ids, _ in sequential_batches(tokens, seq_len=seq_len, batch_size=batch_size))
     )
-    loss, count = mean_loss(model, batches, device)
+    is_chat = tokens.manifest.is_chat
+    loss, count = mean_loss(model, batches, device, chats=is_chat)
     result = {
         "checkpoint": str(checkpoint.path),
         "step": checkpoint.manifest.step,
         "loss": loss,
         "perplexity": math.exp(loss),
-        "bits_per_byte": tokens.manifest.bits_per_byte(loss),
+        "bits_per_byte": None if is_chat else tokens.manifest.bits_per_byte(loss),
         "tokens": count,
         "seq_len": seq_len,
         "torch": str(torch.__version__),
     }
-    print(f"loss {loss:.4f} nats   perplexity {result['perplexity']:.2f}   bits per byte {result['bits_per_byte']:.4f}")
+    per_byte = "" if is_chat else f"   bits per byte {result['bits_per_byte']:.4f}"
+    print(f"loss {loss:.4f} nats   perplexity {result['perplexity']:.2f}{per_byte}")
     print(json.dumps(result))
     return 0
 

@@ -61,4 +61,5 @@ def _convert_to_subspace(dense: Model, subspace: SubspaceConfig, boundaries: tup
 
 def _loss(model: Model, tokens: Tokens) -> float:
     batches = sequential_batches(tokens, seq_len=min(256, model.config.max_seq_len), batch_size=4)
-    return mean_loss(model.eval(), (ids for ids, _ in islice(batches, MEASURED_BATCHES)), "cpu")[0]
+    measured = (ids for ids, _ in islice(batches, MEASURED_BATCHES))
+    return mean_loss(model.eval(), measured, "cpu", chats=tokens.manifest.is_chat)[0]

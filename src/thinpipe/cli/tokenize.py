@@ -1,14 +1,23 @@
-"""`thinpipe tokenize`: converts text to a folder of tokens for training."""
+"""`thinpipe tokenize`: converts text or chats to a folder of tokens for training."""
 
+from thinpipe.cli.chat_sample import describe_chats, show_chat
 from thinpipe.data import Manifest, TokenizeConfig, prepare, progress_bar
+from thinpipe.data.sources import Split
 
 
 def run(config: TokenizeConfig) -> int:
-    prepared = prepare(config, progress_bar)
+    prepared = prepare(config, progress_bar, show_chat)
     print(f"{config.output}: vocabulary of {prepared.train.vocabulary.size:,}")
-    for split, manifest in (("train", prepared.train), ("validation", prepared.validation)):
-        if manifest is not None:
-            print(f"  {split}: {_describe(manifest)}")
+    sides: tuple[tuple[Split, Manifest | None], ...] = (
+        ("train", prepared.train),
+        ("validation", prepared.validation),
+    )
+    for side, manifest in sides:
+        if manifest is not None and config.chat:
+            first, *others = describe_chats(prepared.chats[side])
+            print("\n".join([f"  {side}: {first}", *(f"    {line}" for line in others)]))
+        elif manifest is not None:
+            print(f"  {side}: {_describe(manifest)}")
     if prepared.validation is None:
         print("  no validation text: pass --validation-sources or --validation-fraction to have a validation loss")
     return 0

@@ -2,20 +2,23 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from thinpipe.core.errors import DataError
 
 DEFAULT_MAX_SHARD_TOKENS = 100_000_000
 HUGGINGFACE_PREFIX = "hf:"
+TrainOn = Literal["assistant", "completion", "all"]
+TooLong = Literal["cut", "drop"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizeConfig:
-    """Sources of text, tokenizer and output folder of a tokenization."""
+    """Sources of text or chats, tokenizer and output folder of a tokenization."""
 
     sources: tuple[str, ...]
     """Training text: files (.txt, .jsonl, .parquet), folders, globs, hf:NAME[:CONFIG] for a Hugging Face data set, or
-    sample:train for the text that comes with thinpipe."""
+    sample:train for the text that comes with thinpipe. With chat: .jsonl, .json and .parquet files."""
     output: Path
     """Folder to create, with the subfolders tokenizer/, train/ and validation/."""
     text_field: str = "text"
@@ -43,13 +46,25 @@ class TokenizeConfig:
     """Bytes of training text, from the beginning of sources, on which to train the tokenizer. None: 1 GB."""
     max_shard_tokens: int = DEFAULT_MAX_SHARD_TOKENS
     """Maximum number of tokens in one shard file."""
+    chat: bool = False
+    """Read chats and render them with the tokenizer's own chat template. Formats are found by the fields of each
+    record: messages (role, content), conversations (from, value), prompt and completion, instruction (input) and
+    output, or text."""
+    train_on: TrainOn | None = None
+    """Tokens of a chat that are trained on. assistant: all turns of the assistant. completion: its last turn. all:
+    every token, as in a text without turns. None: assistant."""
+    seq_len: int | None = None
+    """Longest chat, in tokens; one more is kept as the last label, as in a run with this training.seq_len. None: chats
+    of any length, and training.seq_len must fit the longest."""
+    too_long: TooLong | None = None
+    """What becomes of longer chats than seq_len. cut: their end is left out. drop: they are left out. None: cut."""
     overwrite: bool = False
     """Replace existing tokens in the output folder."""
 
     def __post_init__(self) -> None:
         if not self.sources:
             raise DataError("sources is empty: name at least one file, folder, glob or hf:NAME")
-        for name in ("max_documents", "vocab_size", "tokenizer_text_nbytes", "max_shard_tokens"):
+        for name in ("max_documents", "vocab_size", "tokenizer_text_nbytes", "max_shard_tokens", "seq_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise DataError(f"{name} {value} must be at least 1")
@@ -62,6 +77,12 @@ class TokenizeConfig:
         self._refuse_options_without_effect()
 
     def _refuse_options_without_effect(self) -> None:
+        if self.chat:
+            self._refuse_options_of_text()
+        else:
+            for name in ("train_on", "seq_len", "too_long"):
+                if getattr(self, name) is not None:
+                    raise DataError(f"{name} is for chats: pass --chat, or leave {name} out")
         if self.validation_fraction is None and self.validation_seed:
             raise DataError("validation_seed is for validation_fraction: set that too, or leave validation_seed out")
         if self.tokenizer is None and self.end_of_text is not None:
@@ -72,6 +93,14 @@ class TokenizeConfig:
         for split, sources in (("split", self.sources), ("validation_split", self.validation_sources)):
             if getattr(self, split) is not None and not any(map(is_huggingface, sources)):
                 raise DataError(f"{split} is for Hugging Face data sets, and none is named (hf:NAME): leave it out")
+
+    def _refuse_options_of_text(self) -> None:
+        if self.tokenizer is None:
+            raise DataError("chat needs a tokenizer with a chat template: pass --tokenizer FOLDER, the model's own")
+        if self.text_field != "text":
+            raise DataError("text_field is for text, and chats are found by their fields: leave it out")
+        if self.too_long is not None and self.seq_len is None:
+            raise DataError("too_long says what becomes of chats above seq_len: set seq_len, or leave too_long out")
 
 
 def is_huggingface(source: str) -> bool:

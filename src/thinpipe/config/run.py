@@ -107,7 +107,9 @@ class TrainingConfig:
     global_batch_size: int = 16
     """Sequences per optimiser step."""
     seq_len: int = 128
-    """Tokens per sequence."""
+    """Tokens per sequence. For chats: of a row, and the longest chat must fit."""
+    packing: bool | None = None
+    """Chats only: true puts several into a row, if the model keeps them apart (see probe). None: one chat in a row."""
     max_norm: float = 1.0
     """Gradient clipping: maximum global gradient norm. inf switches clipping off."""
     precision: Precision = "auto"
@@ -361,8 +363,7 @@ class RunConfig:
         if self.model.projection.width is not None:
             raise UserError(
                 "ZBVZeroBubble splits the backward pass, and torch 2.13 cannot split that of a boundary projection's "
-                "tables: set "
-                "parallelism.pipeline_parallel_schedule to 1F1B, GPipe or Interleaved1F1B"
+                "tables: set parallelism.pipeline_parallel_schedule to 1F1B, GPipe or Interleaved1F1B"
             )
 
     def _refuse_few_microbatches(self) -> None:

@@ -2,6 +2,7 @@
 
 from thinpipe.config.data import TokenizeConfig
 from thinpipe.core.errors import DataError
+from thinpipe.data.chat.encoding import ChatCounts, ShowChat
 from thinpipe.data.dataset import (
     Batch,
     Batches,
@@ -21,6 +22,7 @@ from thinpipe.data.tokenizer import Tokenizer
 __all__ = [
     "Batch",
     "Batches",
+    "ChatCounts",
     "Cursor",
     "DataError",
     "EvenlySpacedBatches",
@@ -28,6 +30,7 @@ __all__ = [
     "Prepared",
     "Progress",
     "ShardWriter",
+    "ShowChat",
     "Source",
     "TokenSequence",
     "TokenizeConfig",

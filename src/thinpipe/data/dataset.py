@@ -1,8 +1,9 @@
 """Batches of samples from a token sequence, as a pure function of a cursor: resuming is exact by construction.
 
-Sample i is the window of seq_len + 1 ids that starts at i * seq_len, so the last label of a sample is the first input
-of the next one. Each epoch visits every sample once, in an order that depends on seed and epoch alone, not on the batch
-size. Shape suffixes: B samples, W = seq_len + 1 ids.
+Sample i of a plain text is the window of seq_len + 1 ids that starts at i * seq_len, so the last label of a sample is
+the first input of the next one. Samples of chats are rows (`data.chat.rows`), whose ids have flags. Each epoch visits
+every sample once, in an order that depends on seed and epoch alone, not on the batch size. Shape suffixes: B samples,
+W = seq_len + 1 ids.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,9 @@ import numpy.typing as npt
 
 from thinpipe.core.errors import DataError
 from thinpipe.core.seeds import derive_seed
+from thinpipe.data.chat.rows import ChatRows
 from thinpipe.data.permutation import Permutation
+from thinpipe.data.shards import Tokens
 
 Ids = npt.NDArray[np.int64]
 
@@ -73,31 +76,50 @@ class Windows:
         return ids_BW
 
 
+class Samples(Protocol):
+    """Samples by id."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, sample_ids_B: Ids) -> Ids: ...
+
+
+def samples_of(tokens: TokenSequence, seq_len: int, *, packing: bool = False) -> Samples:
+    """Windows of a plain text, or rows of chats. `packing`: several chats in a row. Raises DataError."""
+    if isinstance(tokens, Tokens) and tokens.manifest.is_chat:
+        return ChatRows(tokens, seq_len, packing=packing)
+    if packing:
+        raise DataError("training.packing is for chats, and the data is plain text: leave it out")
+    return Windows(tokens, seq_len)
+
+
 class Batches:
     """Endless shuffled training batches."""
 
-    def __init__(self, tokens: TokenSequence, *, seq_len: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, tokens: TokenSequence, *, seq_len: int, batch_size: int, seed: int, packing: bool = False
+    ) -> None:
         _check_batch_size(batch_size)
-        self.windows = Windows(tokens, seq_len)
+        self.samples = samples_of(tokens, seq_len, packing=packing)
         self.batch_size, self.seed = batch_size, seed
 
     def sample_ids(self, samples_seen: int, count: int) -> Ids:
         """Ids of the `count` samples after the first `samples_seen` of the run. May span several epochs."""
-        epochs, positions = np.divmod(samples_seen + np.arange(count, dtype=np.int64), len(self.windows))
+        epochs, positions = np.divmod(samples_seen + np.arange(count, dtype=np.int64), len(self.samples))
         ids = np.empty(count, np.int64)
         for epoch in np.unique(epochs).tolist():
-            order = Permutation(len(self.windows), key=derive_seed(self.seed, "epoch", epoch))
+            order = Permutation(len(self.samples), key=derive_seed(self.seed, "epoch", epoch))
             ids[epochs == epoch] = order(positions[epochs == epoch])
         return ids
 
     def batch_at(self, cursor: Cursor) -> Batch:
         sample_ids_B = self.sample_ids(cursor.samples_seen, self.batch_size)
         next_cursor = Cursor(samples_seen=cursor.samples_seen + self.batch_size)
-        return Batch(self.windows.read(sample_ids_B), sample_ids_B, next_cursor)
+        return Batch(self.samples.read(sample_ids_B), sample_ids_B, next_cursor)
 
     def epoch(self, cursor: Cursor) -> int:
         """The epoch of the next sample, from 0."""
-        return cursor.samples_seen // len(self.windows)
+        return cursor.samples_seen // len(self.samples)
 
 
 class EvenlySpacedBatches(Sequence[Ids]):
@@ -106,10 +128,12 @@ class EvenlySpacedBatches(Sequence[Ids]):
     Evenly spaced because the text may consist of many documents, of which the first batches would cover only one.
     """
 
-    def __init__(self, tokens: TokenSequence, *, seq_len: int, batch_size: int, count: int) -> None:
+    def __init__(
+        self, tokens: TokenSequence, *, seq_len: int, batch_size: int, count: int, packing: bool = False
+    ) -> None:
         _check_batch_size(batch_size)
-        self.windows, self.batch_size = Windows(tokens, seq_len), batch_size
-        self._available = len(self.windows) // batch_size
+        self.samples, self.batch_size = samples_of(tokens, seq_len, packing=packing), batch_size
+        self._available = len(self.samples) // batch_size
         self._count = min(count, self._available)
 
     def __len__(self) -> int:
@@ -125,17 +149,17 @@ class EvenlySpacedBatches(Sequence[Ids]):
         if not 0 <= index < self._count:
             raise IndexError(f"batch {index} does not lie in 0 ... {self._count - 1}")
         start = index * self._available // self._count * self.batch_size
-        return self.windows.read(np.arange(start, start + self.batch_size))
+        return self.samples.read(np.arange(start, start + self.batch_size))
 
 
 def sequential_batches(tokens: TokenSequence, *, seq_len: int, batch_size: int) -> Iterator[tuple[Ids, Ids]]:
     """Validation batches (ids_BW, sample_ids_B) of the whole text: every sample once, in order. The last batch may be
     short."""
     _check_batch_size(batch_size)
-    windows = Windows(tokens, seq_len)
-    for start in range(0, len(windows), batch_size):
-        sample_ids_B = np.arange(start, min(start + batch_size, len(windows)), dtype=np.int64)
-        yield windows.read(sample_ids_B), sample_ids_B
+    samples = samples_of(tokens, seq_len)
+    for start in range(0, len(samples), batch_size):
+        sample_ids_B = np.arange(start, min(start + batch_size, len(samples)), dtype=np.int64)
+        yield samples.read(sample_ids_B), sample_ids_B
 
 
 def _check_batch_size(batch_size: int) -> None:

@@ -7,9 +7,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from thinpipe.config.data import TrainOn
 from thinpipe.core.errors import DECODE_ERRORS, DataError
 
 FORMAT_VERSION = 1
+CHAT_FORMAT_VERSION = 2
+"""Of folders whose tokens have flags, which older programs would take for ids."""
 MANIFEST_NAME = "manifest.json"
 
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -37,6 +40,16 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sha256: _Sha256
 
 
+class ChatFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How chats became tokens with flags (`core.token_flags`). A document of such a folder is a chat."""
+
+    template_sha256: _Sha256
+    train_on: TrainOn
+    trained_tokens: _Positive
+    longest_chat: _Positive
+    """Tokens of the longest chat."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Description of a folder of token shards. Written last: a folder without a manifest is incomplete."""
 
@@ -50,6 +63,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source: str
     """Sources of the text, as the user specified them."""
     shards: Annotated[tuple[ShardEntry, ...], msgspec.Meta(min_length=1)]
+    chat: ChatFacts | msgspec.UnsetType = msgspec.UNSET
+    """Of chats only: then the two upper bits of each token are flags."""
+
+    def __post_init__(self) -> None:
+        expected = CHAT_FORMAT_VERSION if self.is_chat else FORMAT_VERSION
+        if self.format_version != expected or (self.is_chat and self.dtype != "uint32"):
+            raise ValueError(f"format version {self.format_version} with tokens of {self.dtype}, chats: {self.is_chat}")
+
+    @property
+    def is_chat(self) -> bool:
+        return self.chat is not msgspec.UNSET
 
     @property
     def tokens(self) -> int:
@@ -70,7 +94,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def content_sha256(self) -> str:
         """Hash of the tokens and of their tokenizer, saved in checkpoints and compared by peers."""
-        facts = [self.dtype, self.vocabulary, [(shard.tokens, shard.sha256) for shard in self.shards]]
+        facts: list[object] = [self.dtype, self.vocabulary, [(shard.tokens, shard.sha256) for shard in self.shards]]
+        if self.chat is not msgspec.UNSET:
+            facts.append([self.chat.template_sha256, self.chat.train_on])
         return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
 
 
@@ -94,9 +120,10 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         # Check the version first: other fields may differ in another version.
         version = msgspec.json.decode(data, type=_Version).format_version
-        if version != FORMAT_VERSION:
+        if version not in (FORMAT_VERSION, CHAT_FORMAT_VERSION):
             raise DataError(
-                f"{path} has format version {version}, and this thinpipe reads version {FORMAT_VERSION}: "
+                f"{path} has format version {version}, and this thinpipe reads versions {FORMAT_VERSION} and "
+                f"{CHAT_FORMAT_VERSION}: "
                 "prepare the tokens again, or use the thinpipe that wrote them"
             )
         return msgspec.json.decode(data, type=Manifest)

@@ -22,6 +22,8 @@ class Document(NamedTuple):
     text: str
     read_nbytes: int
     """Bytes of the source read for this document, for progress bars; an average for Parquet."""
+    where: str = ""
+    """File and line or row; of chats only."""
 
 
 Reader = Callable[[Path, str], Iterator[Document]]
@@ -39,52 +41,80 @@ def read_txt(path: Path, _field: str) -> Iterator[Document]:
                 data += line
                 continue
             if data:
-                yield Document(_decode(data, path, first_line), read_nbytes)
+                yield Document(decode_text(data, path, first_line), read_nbytes)
             data, first_line, read_nbytes = bytearray(), number + 1, 0
     if data:
-        yield Document(_decode(data, path, first_line), read_nbytes)
+        yield Document(decode_text(data, path, first_line), read_nbytes)
 
 
 def read_jsonl(path: Path, field: str) -> Iterator[Document]:
     """One document per line, a JSON object; blank lines are skipped."""
+    for record in jsonl_records(path, f'write {{"{field}": "..."}}'):
+        if text := _text_of(record.fields, field, record.where):
+            yield Document(text, record.read_nbytes)
+
+
+def read_parquet(path: Path, field: str) -> Iterator[Document]:
+    for record in parquet_records(path, field):
+        if text := _text_of(record.fields, field, record.where):
+            yield Document(text, record.read_nbytes)
+
+
+def read_huggingface(name: str, config: str | None, split: str, field: str) -> Iterator[Document]:
+    """Streams a data set, so that reading starts at once and no text is stored on the disk."""
+    for record in huggingface_records(name, config, split):
+        if text := _text_of(record.fields, field, record.where):
+            yield Document(text, len(text.encode()))
+
+
+class Record(NamedTuple):
+    """A JSON object, or a row of a table."""
+
+    fields: dict[str, Any]
+    where: str
+    read_nbytes: int
+    """As in `Document`; 0 for data sets."""
+
+
+def jsonl_records(path: Path, hint: str) -> Iterator[Record]:
+    """`hint`: what to write where a line is no object."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             where = f"{path}, line {number}"
             if not line.strip():
                 continue
             try:
-                record = json.loads(_decode(line, path, number))
+                fields = json.loads(decode_text(line, path, number))
             except json.JSONDecodeError as error:
                 raise DataError(
                     f"{where}: not JSON ({error.msg} at column {error.colno}); write one object per line"
                 ) from None
-            if not isinstance(record, dict):
-                raise DataError(f'{where}: not an object; write {{"{field}": "..."}}')
-            if text := _text_of(record, field, where):
-                yield Document(text, len(line))
+            if not isinstance(fields, dict):
+                raise DataError(f"{where}: not an object; {hint}")
+            yield Record(fields, where, len(line))
 
 
-def read_parquet(path: Path, field: str) -> Iterator[Document]:
+def parquet_records(path: Path, field: str | None) -> Iterator[Record]:
+    """Rows with this column, or with all of them."""
     require_extra("pyarrow", extra="parquet", feature=f"{path}, a Parquet file,")
     from pyarrow import ArrowException  # type: ignore[import-untyped]
     from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 
     try:
         with ParquetFile(path) as file:
-            if field not in file.schema_arrow.names:
+            if field is not None and field not in file.schema_arrow.names:
                 raise DataError(_no_such_field(field, file.schema_arrow.names, str(path)))
             row, nbytes_per_row = 0, path.stat().st_size // max(1, file.metadata.num_rows)
-            for batch in file.iter_batches(batch_size=_PARQUET_ROWS_PER_READ, columns=[field]):
-                for value in batch.column(0).to_pylist():
+            columns = None if field is None else [field]
+            for batch in file.iter_batches(batch_size=_PARQUET_ROWS_PER_READ, columns=columns):
+                for fields in batch.to_pylist():
                     row += 1
-                    if text := _text_of({field: value}, field, f"{path}, row {row}"):
-                        yield Document(text, nbytes_per_row)
+                    yield Record(fields, f"{path}, row {row}", nbytes_per_row)
     except ArrowException as error:
         raise DataError(f"{path}: not a readable Parquet file ({error}): copy or download it again") from error
 
 
-def read_huggingface(name: str, config: str | None, split: str, field: str) -> Iterator[Document]:
-    """Streams a data set, so that reading starts at once and no text is stored on the disk."""
+def huggingface_records(name: str, config: str | None, split: str) -> Iterator[Record]:
     require_extra("datasets", extra="hf", feature=f"hf:{name}")
     import datasets  # type: ignore[import-untyped]
 
@@ -94,14 +124,14 @@ def read_huggingface(name: str, config: str | None, split: str, field: str) -> I
     except (OSError, ValueError) as error:
         raise DataError(f"{where}: {error}. Check the name, the configuration and the split") from error
     for number, row in enumerate(rows, 1):
-        if text := _text_of(row, field, f"{where}, row {number}"):
-            yield Document(text, len(text.encode()))
+        yield Record(row, f"{where}, row {number}", 0)
 
 
 READERS: dict[str, Reader] = {".txt": read_txt, ".jsonl": read_jsonl, ".parquet": read_parquet}
 
 
-def _decode(data: bytes | bytearray, path: Path, first_line: int) -> str:
+def decode_text(data: bytes | bytearray, path: Path, first_line: int) -> str:
+    """`first_line`: number of the first line of `data`, for errors; a byte order mark before line 1 is dropped."""
     if first_line == 1:
         data = data.removeprefix(_BYTE_ORDER_MARK)
     try:

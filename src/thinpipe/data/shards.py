@@ -1,7 +1,8 @@
 """Token shards: files of raw little-endian token ids with a bounded size, and a manifest that is written last.
 
-Documents are concatenated, each followed by the end-of-text token; a document may span several files. Contains the
-writer and the memory-mapped reader; independent of text and tokenizers.
+Documents are concatenated, each followed by the end-of-text token; a document may span several files. Chats are
+concatenated as they were rendered, and their tokens have flags (`core.token_flags`). Contains the writer and the
+memory-mapped reader; independent of text and tokenizers.
 """
 
 import bisect
@@ -9,16 +10,35 @@ import hashlib
 import itertools
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from thinpipe.config.data import DEFAULT_MAX_SHARD_TOKENS
+from thinpipe.config.data import DEFAULT_MAX_SHARD_TOKENS, TrainOn
 from thinpipe.core.errors import DataError
 from thinpipe.core.files import AtomicFile, file_sha256, remove_durably, remove_partial_files, write_atomically
-from thinpipe.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, Vocabulary, encode_manifest, read_manifest
+from thinpipe.core.token_flags import BEGINS, MAX_FLAGGED_VOCABULARY, TRAINED
+from thinpipe.data.manifest import (
+    CHAT_FORMAT_VERSION,
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    ChatFacts,
+    Manifest,
+    ShardEntry,
+    Vocabulary,
+    encode_manifest,
+    read_manifest,
+)
 from thinpipe.data.progress import Progress, no_progress
+
+
+class ChatRendering(NamedTuple):
+    """How chats became tokens."""
+
+    template_sha256: str
+    train_on: TrainOn
 
 
 class _OpenShard:
@@ -48,8 +68,15 @@ class ShardWriter:
     """
 
     def __init__(
-        self, folder: Path, vocabulary: Vocabulary, *, source: str, max_shard_tokens: int = DEFAULT_MAX_SHARD_TOKENS
+        self,
+        folder: Path,
+        vocabulary: Vocabulary,
+        *,
+        source: str,
+        max_shard_tokens: int = DEFAULT_MAX_SHARD_TOKENS,
+        chat: ChatRendering | None = None,
     ) -> None:
+        """`chat`: how chats were rendered; None: the documents are plain text."""
         if max_shard_tokens < 1:
             raise ValueError(f"max_shard_tokens {max_shard_tokens} must be at least 1")
         refuse_finished_tokens(folder)
@@ -57,20 +84,41 @@ class ShardWriter:
         remove_tokens(folder)  # shards of an interrupted writer
         self.folder, self.vocabulary, self.source = folder, vocabulary, source
         self.max_shard_tokens = max_shard_tokens
-        self.documents = self.text_nbytes = 0
-        self._dtype = np.dtype("<u2" if vocabulary.size <= 2**16 else "<u4")
+        self.documents = self.text_nbytes = self.trained_tokens = self.longest_chat = 0
+        if chat is not None and vocabulary.size > MAX_FLAGGED_VOCABULARY:
+            raise DataError(f"a vocabulary of {vocabulary.size:,} ids leaves no bits for the flags of chats")
+        self.chat = chat
+        self._dtype = np.dtype("<u2" if vocabulary.size <= 2**16 and chat is None else "<u4")
         self._end_of_text = np.array([vocabulary.end_of_text_id], self._dtype)
         self._entries: list[ShardEntry] = []
         self._open: _OpenShard | None = None
 
     def add(self, ids: npt.NDArray[np.uint32], *, text_nbytes: int) -> None:
         """Appends one document: `ids` without the end-of-text token, and the size of its text in UTF-8 bytes."""
-        if ids.size and int(ids.max()) >= self.vocabulary.size:
-            raise ValueError(f"id {int(ids.max())} is not in a vocabulary of {self.vocabulary.size}")
+        if self.chat is not None:
+            raise ValueError("a folder of chats has no documents of plain text")
+        self._check_ids(ids)
         self._append(ids.astype(self._dtype))
         self._append(self._end_of_text)
         self.documents += 1
         self.text_nbytes += text_nbytes
+
+    def add_chat(self, ids: npt.NDArray[np.uint32], trained: npt.NDArray[np.bool_], *, text_nbytes: int) -> None:
+        """Appends one chat: its ids as rendered, which of them are trained on, and the size of the rendered text."""
+        if self.chat is None or not len(ids) or ids.shape != trained.shape:
+            raise ValueError(f"no chat for this folder: {ids.shape} ids and {trained.shape} flags")
+        self._check_ids(ids)
+        flagged = ids | np.where(trained, TRAINED, 0).astype(np.uint32)
+        flagged[0] = ids[0] | BEGINS  # nothing comes before the first token, from which it could be learnt
+        self._append(flagged.astype(self._dtype))
+        self.documents += 1
+        self.text_nbytes += text_nbytes
+        self.trained_tokens += int(trained[1:].sum())
+        self.longest_chat = max(self.longest_chat, len(ids))
+
+    def _check_ids(self, ids: npt.NDArray[np.uint32]) -> None:
+        if ids.size and int(ids.max()) >= self.vocabulary.size:
+            raise ValueError(f"id {int(ids.max())} is not in a vocabulary of {self.vocabulary.size}")
 
     def finish(self) -> Manifest:
         """Completes the last shard, then writes the manifest. Raises DataError if there was no text."""
@@ -79,15 +127,25 @@ class ShardWriter:
         if self._open is not None:
             self._commit_shard(self._open)
         manifest = Manifest(
+            format_version=FORMAT_VERSION if self.chat is None else CHAT_FORMAT_VERSION,
             dtype="uint16" if self._dtype.itemsize == 2 else "uint32",
             vocabulary=self.vocabulary,
             documents=self.documents,
             text_nbytes=self.text_nbytes,
             source=self.source,
             shards=tuple(self._entries),
+            chat=msgspec.UNSET if self.chat is None else self._chat_facts(self.chat),
         )
         write_atomically(self.folder / MANIFEST_NAME, encode_manifest(manifest))
         return manifest
+
+    def _chat_facts(self, chat: ChatRendering) -> ChatFacts:
+        return ChatFacts(
+            template_sha256=chat.template_sha256,
+            train_on=chat.train_on,
+            trained_tokens=self.trained_tokens,
+            longest_chat=self.longest_chat,
+        )
 
     def _append(self, ids: npt.NDArray[Any]) -> None:
         while len(ids):
@@ -127,7 +185,7 @@ class Tokens:
         return self._starts[-1]
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """A copy of the token ids start ... stop - 1, which may span several files."""
+        """A copy of the token ids start ... stop - 1, which may span several files. Those of chats have their flags."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"ids {start} ... {stop - 1} do not lie in 0 ... {len(self) - 1}")
         ids = np.empty(stop - start, np.int64)
@@ -139,6 +197,14 @@ class Tokens:
             position += len(part)
             index += 1
         return ids
+
+    def chat_starts(self) -> npt.NDArray[np.int64]:
+        """Where each chat begins, and where the last one ends."""
+        found = [
+            start + np.flatnonzero(shard & np.uint32(BEGINS))
+            for start, shard in zip(self._starts[:-1], self._shards, strict=True)
+        ]
+        return np.concatenate([*found, np.array([len(self)])]).astype(np.int64)
 
     def verify(self, progress: Progress = no_progress) -> None:
         """Compares the sha256 of every file with the manifest. Raises DataError on a mismatch."""

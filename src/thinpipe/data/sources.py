@@ -7,14 +7,15 @@ Files are read in sorted order, the same on every machine. `readers` reads a sin
 import glob
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from thinpipe.config.data import HUGGINGFACE_PREFIX, is_huggingface
 from thinpipe.core.errors import DataError
-from thinpipe.data.readers import READERS, Document, read_huggingface
+from thinpipe.data.chat.records import CHAT_READERS, read_huggingface_chats
+from thinpipe.data.readers import READERS, Document, Reader, read_huggingface
 
 _SAMPLE_PREFIX = "sample:"
 _SAMPLE_FOLDER = Path(__file__).parent / "sample"
@@ -40,6 +41,8 @@ class FileSource:
     description: str
     files: tuple[Path, ...]
     field: str
+    readers: Mapping[str, Reader]
+    """By suffix."""
 
     @property
     def total_nbytes(self) -> int:
@@ -47,7 +50,7 @@ class FileSource:
 
     def documents(self) -> Iterator[Document]:
         for path in self.files:
-            yield from READERS[path.suffix.lower()](path, self.field)
+            yield from self.readers[path.suffix.lower()](path, self.field)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class HuggingFaceSource:
     config: str | None
     split: str
     field: str
+    chats: bool = False
 
     total_nbytes: int | None = None
 
@@ -64,7 +68,10 @@ class HuggingFaceSource:
         return f"{HUGGINGFACE_PREFIX}{self.name}{f':{self.config}' if self.config else ''} ({self.split})"
 
     def documents(self) -> Iterator[Document]:
-        yield from read_huggingface(self.name, self.config, self.split, self.field)
+        if self.chats:
+            yield from read_huggingface_chats(self.name, self.config, self.split)
+        else:
+            yield from read_huggingface(self.name, self.config, self.split, self.field)
 
 
 @dataclass(frozen=True)
@@ -87,23 +94,27 @@ class JoinedSource:
             yield from part.documents()
 
 
-def open_sources(specs: Sequence[str], *, field: str = "text", split: str = "train") -> Source:
+def open_sources(specs: Sequence[str], *, field: str = "text", split: str = "train", chats: bool = False) -> Source:
     """The concatenated sources of all specs. A spec is a file, a folder, a glob, sample:NAME, or hf:NAME[:CONFIG].
 
-    `field`: name of the text field; `split`: split of Hugging Face data sets. Raises DataError for an invalid spec.
+    `field`: name of the text field; `split`: split of Hugging Face data sets. `chats`: documents are the records
+    themselves, as JSON (`data.chat.records`). Raises DataError for an invalid spec.
     """
-    return JoinedSource(tuple(_open_source(spec, field, split) for spec in specs))
+    return JoinedSource(tuple(_open_source(spec, field, split, chats=chats) for spec in specs))
 
 
-def _open_source(spec: str, field: str, split: str) -> Source:
+def _open_source(spec: str, field: str, split: str, *, chats: bool) -> Source:
+    readers = CHAT_READERS if chats else READERS
+    if spec.startswith(_SAMPLE_PREFIX) and chats:
+        raise DataError(f"'{spec}' is text without turns: name a file of chats, or leave --chat out")
     if spec.startswith(_SAMPLE_PREFIX):
-        return FileSource(spec, _sample_files(spec.removeprefix(_SAMPLE_PREFIX)), field)
+        return FileSource(spec, _sample_files(spec.removeprefix(_SAMPLE_PREFIX)), field, readers)
     if not is_huggingface(spec):
-        return FileSource(spec, _find_files(spec), field)
+        return FileSource(spec, _find_files(spec, readers), field, readers)
     name, _, config = spec.removeprefix(HUGGINGFACE_PREFIX).partition(":")
     if not name:
         raise DataError(f"'{spec}' names no data set: write hf:NAME or hf:NAME:CONFIG")
-    return HuggingFaceSource(name, config or None, split, field)
+    return HuggingFaceSource(name, config or None, split, field, chats)
 
 
 def _sample_files(name: str) -> tuple[Path, ...]:
@@ -113,11 +124,11 @@ def _sample_files(name: str) -> tuple[Path, ...]:
     return files
 
 
-def _find_files(spec: str) -> tuple[Path, ...]:
-    path, known = Path(spec), ", ".join(READERS)
+def _find_files(spec: str, readers: Mapping[str, Reader]) -> tuple[Path, ...]:
+    path, known = Path(spec), ", ".join(readers)
     if path.is_dir():
         visible = [file for file in path.rglob("*") if not _is_hidden(file.relative_to(path))]
-        found = [file for file in visible if file.is_file() and file.suffix.lower() in READERS]
+        found = [file for file in visible if file.is_file() and file.suffix.lower() in readers]
         if not found:
             raise DataError(f"the folder {spec} has no file that can be read: {known}")
     else:
@@ -127,7 +138,7 @@ def _find_files(spec: str) -> tuple[Path, ...]:
             raise DataError(
                 f"'{spec}' is no file or folder, and matches none as a pattern; write hf:NAME for a data set"
             )
-        if unknown := [file for file in found if file.suffix.lower() not in READERS]:
+        if unknown := [file for file in found if file.suffix.lower() not in readers]:
             raise DataError(f"{unknown[0]}: cannot read this kind of file; use {known} files")
     # By the text of the path: Path itself sorts without regard to case on Windows.
     return tuple(sorted(found, key=lambda file: file.as_posix()))
@@ -176,11 +187,15 @@ class SplitText:
         for document in itertools.islice(self.train.documents(), self.max_documents):
             yield self._split_of(document.text), document
 
-    def train_texts(self) -> Iterator[str]:
-        """Texts of the training split only, to train a tokenizer on."""
+    def train_documents(self) -> Iterator[Document]:
+        """Documents of the training split only."""
         for document in itertools.islice(self.train.documents(), self.max_documents):
             if self._split_of(document.text) == "train":
-                yield document.text
+                yield document
+
+    def train_texts(self) -> Iterator[str]:
+        """Texts of the training split only, to train a tokenizer on."""
+        return (document.text for document in self.train_documents())
 
     def _split_of(self, text: str) -> Split:
         if self.fraction is None:

@@ -71,14 +71,18 @@ class Segment(nn.Module):
         cache: KVCache | None = None,
         dropout_seed: int | None = None,
         targets_BT: Tensor | None = None,
+        position_ids_BT: Tensor | None = None,
     ) -> Tensor:
         """State for the next segment; from the last segment logits or, with `targets_BT`, the cross-entropy of every
         token in one row, without all logits at once.
 
         `state`: output of the previous segment; None for the first segment. `cache`: KV cache of the tokens before
         `ids_BT`, which is extended. `dropout_seed`: seed of this pass and segment, needed if dropout is on. Raises
-        ValueError if the seed is missing, or if the tokens exceed max_seq_len or the cache.
+        ValueError if the seed is missing, if the tokens exceed max_seq_len or the cache, or for `position_ids_BT`: the
+        attention here does not keep several texts of a row apart.
         """
+        if position_ids_BT is not None:
+            raise ValueError("several texts in a row are not for this model")
         start = self._first_position(ids_BT.shape[1], cache)
         device, caches = ids_BT.device.type, self.execution.checkpoint_activations == "none"
         # A checkpointed block keeps no copies of its weights: autocast makes them again when it is computed again.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from thinpipe.config.huggingface_model import HuggingFaceModelConfig
 from thinpipe.config.model import ExecutionConfig, ModelConfig
+from thinpipe.core.errors import UserError
 from thinpipe.models.model import build
 from thinpipe.subspace import DenseSpace, Subspace
 from thinpipe.subspace.space import OnGradient
@@ -81,11 +82,14 @@ class PipelineSegment(Protocol):
         *,
         dropout_seed: int | None = None,
         targets_BT: Tensor | None = None,
+        position_ids_BT: Tensor | None = None,
     ) -> Tensor:
         """State for the next segment; from the last segment logits or, with `targets_BT`, the cross-entropy of every
         token in one row.
 
         `state`: output of the previous segment, None for the first. `dropout_seed`: seed of this pass and segment.
+        `position_ids_BT`: positions that begin again with each of several texts in a row, which must not see each
+        other; passed only to models that `refuse_packing` lets pass.
         """
         ...
 
@@ -132,6 +136,22 @@ def build_model(config: PipelineModelConfig) -> PipelineModel:
         return HuggingFaceModel(config)
     assert isinstance(config, ModelConfig)
     return build(config)
+
+
+def refuse_packing(config: PipelineModelConfig) -> None:
+    """Raises UserError unless several chats in a row are computed as each would be alone. Shown by a probe for models
+    of Hugging Face; the attention of our own families sees everything before it in its row."""
+    if not isinstance(config, HuggingFaceModelConfig):
+        raise UserError(
+            f"training.packing: the attention of {config.family} does not see where a chat begins, so one chat would "
+            "read another: leave training.packing out"
+        )
+    from thinpipe.models.hf.probe_cache import probed
+
+    result = probed(config.stored)
+    if not result.works("packing"):
+        detail = next((check.detail for check in result.checks if check.name == "packing"), result.refusal)
+        raise UserError(f"training.packing does not work with {result.model_type}: {detail}. Leave it out")
 
 
 def trainable_parameters(*parts: PipelineModel | PipelineSegment) -> dict[str, nn.Parameter]:

@@ -8,13 +8,15 @@ from thinpipe.config.run import RunConfig
 from thinpipe.models.protocol import PipelineModelConfig
 
 
-def boundary_method(model: PipelineModelConfig, config: RunConfig) -> BoundaryMethod:
-    """A new boundary method. Methods may have codec state, so every boundary needs its own instance."""
+def boundary_method(model: PipelineModelConfig, config: RunConfig, *, chats: bool = False) -> BoundaryMethod:
+    """A new boundary method. Methods may have codec state, so every boundary needs its own instance. `chats`: token ids
+    have flags."""
     shape = MessageShape(
         batch=config.microbatch_size,
         tokens=config.training.seq_len,
         width=model.state_width,
         vocab_size=model.vocab_size,
+        has_flags=chats,
         dtype=getattr(torch, config.planned_recipe.weights),
     )
     return make_method(config.boundary, shape, in_subspace=model.in_subspace, seed=config.debug.seed)

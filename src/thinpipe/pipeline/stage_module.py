@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from thinpipe.boundary.contract import BoundaryMethod, MessageId
 from thinpipe.core.seeds import derive_seed
 from thinpipe.models.protocol import PipelineSegment
+from thinpipe.pipeline.chat_loss import ChatLoss
 from thinpipe.pipeline.in_process_boundary import cross_boundary
 from thinpipe.pipeline.sanity import MessageSanityCheck
 from thinpipe.subspace import Basis
@@ -33,15 +34,18 @@ class StageModule(nn.Module):
         *,
         seed: int,
         sanity: MessageSanityCheck | None = None,
+        chat_loss: ChatLoss | None = None,
     ) -> None:
         """`segments` and `methods` are those of the whole model; `methods[b]` encodes the boundary after segment b.
 
-        `indices`: segments of this stage. `sanity` observes all decoded messages in training.
+        `indices`: segments of this stage. `sanity` observes all decoded messages in training. `chat_loss`: what ids
+        with flags mean; None: they are plain text.
         """
         super().__init__()
         self.segments = [segments[index] for index in indices]
         self._registered = nn.ModuleList(cast(list[nn.Module], self.segments))  # for parameters()
         self.indices, self.methods, self.seed, self.sanity = indices, methods, seed, sanity or MessageSanityCheck()
+        self.chat_loss = chat_loss
         self.ids_BW = torch.empty(0, 0, dtype=torch.int64)
         self.step = self.microbatch = 0
         self.backward_follows = True
@@ -60,6 +64,8 @@ class StageModule(nn.Module):
 
     def forward(self, state: Tensor | None = None) -> Tensor:
         step, microbatch, training = self.step, self.microbatch, self.backward_follows
+        chats, ids_BW = self.chat_loss, self.ids_BW if self.chat_loss is None else self.chat_loss.ids(self.ids_BW)
+        position_ids_BT = None if chats is None else chats.position_ids(self.ids_BW[:, :-1])
         for index, segment in zip(self.indices, self.segments, strict=True):
             if index > self.indices.start:
                 method = self.method(index - 1, training=training)
@@ -68,13 +74,16 @@ class StageModule(nn.Module):
                 state = cross_boundary(state, self.ids_BW, method, message_id, self.sanity)
             dropout_seed = derive_seed(self.seed, "dropout", step, microbatch, index)
             state = segment(
-                self.ids_BW[:, :-1],
+                ids_BW[:, :-1],
                 state if index else None,
                 dropout_seed=dropout_seed,
-                targets_BT=self.ids_BW[:, 1:],
+                targets_BT=ids_BW[:, 1:],
+                position_ids_BT=position_ids_BT,
             )
         assert state is not None
-        return state.mean() if self.is_last else state
+        if not self.is_last:
+            return state
+        return state.mean() if chats is None else chats.mean(state, self.ids_BW[:, 1:])
 
     @property
     def state_basis(self) -> Basis | None:

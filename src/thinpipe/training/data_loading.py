@@ -15,14 +15,14 @@ from thinpipe.core.bounds import Count, Real, Word
 from thinpipe.core.files import file_sha256
 from thinpipe.core.foreign import decode_foreign
 from thinpipe.core.hashing import text_sha256
-from thinpipe.data import Batches, Cursor, EvenlySpacedBatches, Tokenizer, Tokens, has_tokens
+from thinpipe.data import Batches, Cursor, DataError, EvenlySpacedBatches, Tokenizer, Tokens, has_tokens
 from thinpipe.training.engine import Ids
 from thinpipe.transport.collectives import Collectives
 
 _LOG = logging.getLogger(__name__)
 
 
-class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True):
+class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Facts about the dataset that every process needs, also those without the data."""
 
     vocab_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
@@ -31,11 +31,13 @@ class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True):
     validation_batches: Count
     """Number of validation batches; 0 without a validation split."""
     bits_per_byte_per_nat: Real | None
-    """Factor from validation loss (nats per token) to bits per byte; None without a validation split."""
+    """Factor from validation loss (nats per token) to bits per byte; None without a validation split, and for chats."""
+    chats: bool = False
+    """Whether the data is chats: token ids then have flags (`core.token_flags`)."""
 
 
 class TokenSource(Protocol):
-    """Training and validation batches of token ids, [B, T + 1]. Used by process 0 only."""
+    """Training and validation batches of token ids, [B, T + 1], those of chats with flags. Used by process 0 only."""
 
     @property
     def dataset_info(self) -> DatasetInfo: ...
@@ -59,20 +61,29 @@ class LocalTokens:
         self.path = config.data.path
         seq_len, batch_size = config.training.seq_len, config.training.global_batch_size
         tokens = Tokens(self.path / "train")
-        self._batches = Batches(tokens, seq_len=seq_len, batch_size=batch_size, seed=config.debug.seed)
+        packing = bool(config.training.packing)
+        self._batches = Batches(tokens, seq_len=seq_len, batch_size=batch_size, seed=config.debug.seed, packing=packing)
         self.validation: Sequence[Ids] = ()
         per_nat = None
         if has_tokens(self.path / "validation"):
             text = Tokens(self.path / "validation")
             count = config.validation.steps or len(text)
-            self.validation = EvenlySpacedBatches(text, seq_len=seq_len, batch_size=batch_size, count=count)
-            per_nat = text.manifest.bits_per_byte(1.0)
+            self.validation = EvenlySpacedBatches(
+                text, seq_len=seq_len, batch_size=batch_size, count=count, packing=packing
+            )
+            per_nat = None if text.manifest.is_chat else text.manifest.bits_per_byte(1.0)
+            self._refuse_unlike(tokens, text)
         self.dataset_info = DatasetInfo(
             vocab_size=tokens.manifest.vocabulary.size,
             sha256=tokens.manifest.content_sha256,
             validation_batches=len(self.validation),
             bits_per_byte_per_nat=per_nat,
+            chats=tokens.manifest.is_chat,
         )
+
+    def _refuse_unlike(self, train: Tokens, validation: Tokens) -> None:
+        if train.manifest.is_chat != validation.manifest.is_chat:
+            raise DataError(f"{self.path}: of train and validation, one has chats and the other plain text")
 
     def batch(self, cursor: Cursor) -> Ids:
         return self._batches.batch_at(cursor).ids_BW
@@ -89,9 +100,9 @@ class LocalTokens:
             _LOG.warning("%s has no tokenizer folder: `thinpipe generate` will not work for this run", self.path)
 
 
-def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
-    """Dtype of token ids on the network: 2 bytes if the vocabulary fits, else 4."""
-    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+def token_dtype(vocab_size: int, *, chats: bool = False) -> np.dtype[np.unsignedinteger]:
+    """Dtype of token ids on the network: 2 bytes if the vocabulary fits, else 4; 4 for chats, whose ids have flags."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 and not chats else np.dtype("<u4")
 
 
 def tokenizer_sha256(files: Mapping[str, Path]) -> str:

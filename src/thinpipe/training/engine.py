@@ -22,23 +22,25 @@ from thinpipe.config.precision import describe_choice, recipe_of
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.foreign import decode_foreign
+from thinpipe.core.token_flags import ID_MASK, TRAINED
 from thinpipe.device.choice import choose_device, make_current
 from thinpipe.device.memory import device_name, peak_nbytes
 from thinpipe.device.precision import has_bf16_units, keep_casts, set_float32_products
 from thinpipe.models import Model
-from thinpipe.models.protocol import PipelineModelConfig, build_model, trainable_parameters
+from thinpipe.models.protocol import PipelineModelConfig, build_model, refuse_packing, trainable_parameters
 from thinpipe.optim import RowwiseAdamW
 from thinpipe.optim.gradient_sums import GradientSums, gradient_norms
 from thinpipe.optim.master_weights import keep_masters_on_host
 from thinpipe.optim.rowwise_adamw import parameter_groups
 from thinpipe.pipeline.boundary_methods import boundary_method
+from thinpipe.pipeline.chat_loss import ChatLoss
 from thinpipe.pipeline.placement import place
 from thinpipe.pipeline.runner import Runner, TwinRunner
 from thinpipe.pipeline.sanity import MessageSanityCheck
 from thinpipe.pipeline.stage_module import StageModule
 from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, Subspace, rebase_squares
 from thinpipe.training.step_outcome import StepOutcome, outcome_of
-from thinpipe.training.step_vector import StepVector
+from thinpipe.training.step_vector import StepVector, trained_scale
 from thinpipe.transport.collectives import Collectives, collectives_for
 
 Ids = npt.NDArray[np.int64]
@@ -56,7 +58,10 @@ class Engine:
         model_config: PipelineModelConfig,
         group: dist.ProcessGroup | None = None,
         collectives: Collectives | None = None,
+        *,
+        chats: bool = False,
     ) -> None:
+        """`chats`: token ids have flags (`core.token_flags`), and the loss is a mean over the trained tokens."""
         self.config, self.group, self.collectives = config, group, collectives or collectives_for(group)
         self.device = choose_device(config.training.device)
         make_current(self.device)
@@ -68,7 +73,15 @@ class Engine:
         self.model = build_model(model_config)
         self.names = [*trainable_parameters(self.model)]
         parallelism, count = config.parallelism, len(self.model.segments)
-        self.step_vector = StepVector(self.names, boundaries=count - 1, processes=self.collectives.size)
+        if config.training.packing:
+            refuse_packing(model_config)
+        self.chat_loss = ChatLoss(packing=bool(config.training.packing)) if chats else None
+        self.step_vector = StepVector(
+            self.names,
+            boundaries=count - 1,
+            processes=self.collectives.size,
+            batch_tokens=config.training.global_batch_size * config.training.seq_len if chats else None,
+        )
         self.placement = place(
             parallelism.pipeline_parallel_schedule, self.collectives.size, count, parallelism.pipeline_parallel_shares
         )
@@ -89,7 +102,7 @@ class Engine:
         is_bf16 = self.recipe.weights == "bfloat16" and dtype in {each.dtype for each in self.parameters.values()}
         self.gradient_sums = GradientSums(self.parameters, seed=config.debug.seed) if is_bf16 else None
         self.tracker = self._make_tracker()
-        self.methods = [boundary_method(model_config, config) for _ in range(count - 1)]
+        self.methods = [boundary_method(model_config, config, chats=chats) for _ in range(count - 1)]
         self.runner = self._make_runner()
         self._check_same_hashes()
 
@@ -129,6 +142,7 @@ class Engine:
                 self.methods,
                 seed=self.config.debug.seed,
                 sanity=self.sanity,
+                chat_loss=self.chat_loss,
             )
             for stage in self.placement.processes[self.collectives.rank]
         ]
@@ -169,6 +183,7 @@ class Engine:
         if self.gradient_sums is not None:
             self.gradient_sums.begin(index)
         self.sanity.begin()
+        self._begin_batch()
         for method in self.methods:
             method.snapshot()
         before = None if self.tracker is None else (self.tracker.su_DK.clone(), self.tracker.trace.clone())
@@ -184,13 +199,22 @@ class Engine:
         )
         if outcome.fault is None:
             self.sanity.accept()
-            self._update(outcome.grad_norm, lr)
+            self._update(outcome.grad_norm, lr, outcome.gradient_scale)
             return outcome
         for method in self.methods:
             method.rollback()
         if self.tracker is not None and before is not None:
             self.tracker.su_DK, self.tracker.trace = before
         return outcome
+
+    def _begin_batch(self) -> None:
+        if self.chat_loss is not None:
+            self.chat_loss.begin()
+
+    @property
+    def _trained_tokens(self) -> int:
+        """Trained tokens of this batch, in the process with the last segment; 0 elsewhere and for plain text."""
+        return 0 if self.chat_loss is None else self.chat_loss.trained_tokens
 
     def _microbatches(self, ids_BW: Ids | None) -> tuple[Tensor, ...]:
         if ids_BW is None or not self.has_first:
@@ -223,6 +247,7 @@ class Engine:
                 "peak_nbytes": float(peak_nbytes(self.device)),
             },
             rank=self.collectives.rank,
+            trained_tokens=self._trained_tokens,
         )
 
     def _check_same_hashes(self) -> None:
@@ -239,29 +264,40 @@ class Engine:
                     "start all processes from the same checkpoint and with the same settings"
                 )
 
-    def _update(self, grad_norm: float, lr: float) -> None:
-        factor = self.config.training.max_norm / (grad_norm + 1e-6)
+    def _update(self, grad_norm: float, lr: float, gradient_scale: float) -> None:
+        """`grad_norm`: of the gradients times `gradient_scale`."""
+        factor = min(self.config.training.max_norm / (grad_norm + 1e-6), 1.0) * gradient_scale
         if self.gradient_sums is not None:
-            self.optimizer.gradient_factor = min(factor, 1.0) / self.config.microbatches
-        elif factor < 1:
+            self.optimizer.gradient_factor = factor / self.config.microbatches
+        elif factor != 1:
             torch._foreach_mul_([p.grad for p in self.parameters.values() if p.grad is not None], factor)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_factor", 1.0)  # 1.0 is exact
         self.optimizer.step()
 
     def evaluate(self, batches: Iterable[Ids | None]) -> tuple[float, int]:
-        """Mean loss per token over whole global batches, and the number of tokens.
+        """Mean loss per token over whole global batches, and the number of tokens; of chats, per trained token.
 
         Messages are encoded by the boundary methods' inference variants. Every process must pass the same number of
         batches; ids are required in the process with the first segment.
         """
         self.model.eval()
-        losses = []
+        losses, trained = [], []
         for ids_BW in batches:
+            self._begin_batch()
             loss = self.runner.loss(self._microbatches(ids_BW))
-            losses.append(self.collectives.all_reduce_sum([loss or 0.0])[0])
+            counted = [] if self.chat_loss is None else [float(self._trained_tokens)]
+            found = self.collectives.all_reduce_sum([loss or 0.0, *counted])
+            losses.append(found[0])
+            trained += found[1:]
+        if not losses:
+            return math.nan, 0
         tokens = len(losses) * self.config.training.global_batch_size * self.config.training.seq_len
-        return (math.fsum(losses) / len(losses), tokens) if losses else (math.nan, 0)
+        mean = math.fsum(losses) / len(losses)
+        if self.chat_loss is None:
+            return mean, tokens
+        scale = trained_scale(math.fsum(trained), tokens)
+        return (mean * scale, round(tokens / scale)) if scale > 0 else (math.nan, 0)
 
     def basis_is_due(self, finished_steps: int) -> bool:
         """True if the basis is updated after this many finished steps."""
@@ -341,12 +377,18 @@ class Engine:
 
 
 @torch.no_grad()
-def mean_loss(model: Model, batches: Iterable[Ids], device: torch.device | str) -> tuple[float, int]:
-    """Mean loss over all tokens of all batches (of any size) and the number of tokens. No boundary encoding."""
+def mean_loss(
+    model: Model, batches: Iterable[Ids], device: torch.device | str, *, chats: bool = False
+) -> tuple[float, int]:
+    """Mean loss over all tokens of all batches (of any size) and the number of tokens; of chats, over the trained ones.
+    No boundary encoding."""
     total, tokens = 0.0, 0
     for ids_BW in batches:
-        ids = torch.from_numpy(ids_BW).to(device)
+        flagged = torch.from_numpy(ids_BW).to(device)
+        ids = flagged & ID_MASK if chats else flagged
         losses = model(ids[:, :-1], targets_BT=ids[:, 1:])
+        if chats:
+            losses = losses[(flagged[:, 1:] & TRAINED != 0).flatten()]
         total += losses.cpu().double().sum().item()
         tokens += losses.numel()
     return total / max(1, tokens), tokens

@@ -24,11 +24,13 @@ from thinpipe.config.toml import from_table
 from thinpipe.data import Cursor
 from thinpipe.models import build, materialise
 from thinpipe.pipeline.boundary_methods import boundary_method
+from thinpipe.pipeline.chat_loss import ChatLoss
 from thinpipe.pipeline.in_process_boundary import cross_boundary
 from thinpipe.pipeline.runner import mean_of
 from thinpipe.pipeline.stage_module import StageModule
 from thinpipe.training.data_loading import TokenSource
 from thinpipe.training.engine import Ids
+from thinpipe.training.step_vector import trained_scale
 from thinpipe.training.weight_sketch import Sketch, sketch_layers
 
 _BAND, _BAND_OF_BF16 = 1e-3, 1e-2
@@ -70,15 +72,17 @@ def recompute_losses(
     model_config, seed, step = model_config_of(checkpoint), config.debug.seed, checkpoint.manifest.step
     model = build(model_config)
     model.set_execution(ExecutionConfig(), autocast_bf16=recipe.autocast_bf16)
-    methods = [boundary_method(model_config, config) for _ in range(len(model.segments) - 1)]
+    chats, packing = source.dataset_info.chats, bool(config.training.packing)
+    methods = [boundary_method(model_config, config, chats=chats) for _ in range(len(model.segments) - 1)]
     if step:  # weights that no step has changed come without codec state
         restore_codec_states(checkpoint, methods, range(len(model.segments)))
     size = config.microbatch_size
     next_ids = source.batch(Cursor(samples_seen=checkpoint.manifest.samples_seen))
-    next_step = _ForwardPass(next_ids, size, methods, seed=seed, step=step, training=True)
+    losses = [ChatLoss(packing=packing) if chats else None for _ in range(2)]
+    next_step = _ForwardPass(next_ids, size, methods, losses[0], seed=seed, step=step, training=True)
     passes = [next_step]
     if own_batch_BW is not None:  # before the step, which changes codec state that validation reads
-        passes.insert(0, _ForwardPass(own_batch_BW, size, methods, seed=seed, step=0, training=False))
+        passes.insert(0, _ForwardPass(own_batch_BW, size, methods, losses[1], seed=seed, step=0, training=False))
     sketches: dict[str, Sketch] = {}
     for index, segment in enumerate(model.segments):
         on_segment(index)
@@ -87,7 +91,10 @@ def recompute_losses(
         restore(checkpoint, parameters, model.space)
         sketches |= sketch_layers(parameters, seed=sketch_seed)
         for forward_pass in passes:
-            forward_pass.through(StageModule(model.segments, range(index, index + 1), methods, seed=seed))
+            stage = StageModule(
+                model.segments, range(index, index + 1), methods, seed=seed, chat_loss=forward_pass.chat_loss
+            )
+            forward_pass.through(stage)
         segment.to("meta")
     return RecomputedLosses(next_step.loss, passes[0].loss if len(passes) > 1 else None, sketches)
 
@@ -100,12 +107,14 @@ class _ForwardPass:
         ids_BW: Ids,
         microbatch_size: int,
         methods: Sequence[BoundaryMethod],
+        chat_loss: ChatLoss | None,
         *,
         seed: int,
         step: int,
         training: bool,
     ) -> None:
         self._batches = torch.from_numpy(ids_BW).split(microbatch_size)
+        self.chat_loss, self._tokens = chat_loss, ids_BW[:, 1:].size
         self._states: list[Tensor | None] = [None] * len(self._batches)
         self._methods, self._seed, self._step, self._training = methods, seed, step, training
 
@@ -131,4 +140,5 @@ class _ForwardPass:
     @property
     def loss(self) -> float:
         """Once the last segment is done."""
-        return mean_of([loss for loss in self._states if loss is not None])
+        mean = mean_of([loss for loss in self._states if loss is not None])
+        return mean if self.chat_loss is None else mean * trained_scale(self.chat_loss.trained_tokens, self._tokens)

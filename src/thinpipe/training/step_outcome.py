@@ -31,6 +31,8 @@ class StepOutcome:
     grad_norm: float
     """Global gradient norm before clipping; NaN with a fault."""
     fault: Fault | None = None
+    gradient_scale: float = 1.0
+    """What the gradients have to be multiplied by, before clipping; not 1 for chats only (`StepVector.scale`)."""
     stop: bool = False
     """True if any process was asked to stop."""
     links: list[LinkTraffic] = field(default_factory=list)
@@ -66,6 +68,7 @@ def outcome_of(
         loss,
         math.sqrt(math.fsum(norm * norm for norm in norms.values())) if fault is None else math.nan,
         fault,
+        gradient_scale=vector.scale(numbers),
         stop=vector.stops(numbers) > 0,
         links=links,
         busy=[1 - wait / whole if whole else 0.0 for wait, whole in zip(idle, took, strict=True)] if links else [],

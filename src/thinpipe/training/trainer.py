@@ -72,7 +72,9 @@ class Trainer:
         if origin is None and config.model.initial is not None:
             origin = find_checkpoint(config.model.initial, layers=())
         self.model_config = self._model_config(origin)
-        self.engine = Engine(config, self.model_config, group, self.collectives)
+        self.engine = Engine(
+            config, self.model_config, group, self.collectives, chats=self.batch_loader.dataset_info.chats
+        )
         self.boundary_watch = BoundaryWatch(
             self.engine.process_of_segment, self.run_environment.name_of, basis_interval=config.basis.interval
         )
@@ -315,8 +317,8 @@ class Trainer:
     def _changes_since(self, checkpoint: Checkpoint) -> list[str]:
         """Settings that differ from those of the checkpoint, without `_UNLISTED_ON_RESUME`.
 
-        Raises UserError if the tokens, the sequence length or the seed differ: the saved data cursor would then point
-        to other samples.
+        Raises UserError if the tokens, the sequence length, packing or the seed differ: the saved data cursor would
+        then point to other samples.
         """
         path = checkpoint.path
         if checkpoint.manifest.data_sha256 != self.batch_loader.dataset_info.sha256:
@@ -325,7 +327,7 @@ class Trainer:
                 "the run began with, or job.dump_folder to a new folder"
             )
         changed = differences(tomllib.loads(checkpoint.manifest.run), tomllib.loads(dump_toml(self.config)))
-        for setting in ("training.seq_len", "debug.seed"):
+        for setting in ("training.seq_len", "training.packing", "debug.seed"):
             if setting in changed:
                 raise UserError(
                     f"{setting} has changed since {path} was saved ({changed[setting]}), and it decides which samples "

@@ -29,10 +29,10 @@ def settings_for_peers(config: RunConfig, shares: Sequence[int] = (1,), interval
     )
 
 
-def refuse_large_batches(config: RunConfig, vocab_size: int) -> None:
+def refuse_large_batches(config: RunConfig, vocab_size: int, *, chats: bool = False) -> None:
     """Raises UserError if the token ids of a batch do not fit into one message."""
     training = config.training
-    nbytes = training.global_batch_size * (training.seq_len + 1) * token_dtype(vocab_size).itemsize
+    nbytes = training.global_batch_size * (training.seq_len + 1) * token_dtype(vocab_size, chats=chats).itemsize
     if nbytes > _MAX_ANSWER_NBYTES:
         raise UserError(
             f"the token ids of a batch take {nbytes} bytes, and a hub can send at most {_MAX_ANSWER_NBYTES}: lower "

@@ -29,6 +29,7 @@ from thinpipe.training.step_vector import (
     PER_BOUNDARY_SENDER,
     PER_PROCESS,
     STOPS,
+    TRAINED_TOKENS,
     StepVector,
 )
 
@@ -56,7 +57,8 @@ class StepLayout:
         vector, process_of = self.vector, self.process_of_segment
         owners = np.full(vector.size, -1)
         owners[vector.parts[GRADIENT_NORMS]] = [process_of[self.segments[name]] for name in vector.parameters]
-        owners[vector.parts[LOSS]] = process_of[-1]
+        for part in (LOSS, TRAINED_TOKENS):
+            owners[vector.parts[part]] = process_of[-1]
         receivers = [process_of[boundary + 1 if forward else boundary] for boundary, forward in vector.ends]
         for part in PER_BOUNDARY_DIRECTION:
             owners[vector.parts[part]] = receivers
@@ -68,14 +70,21 @@ class StepLayout:
         return owners
 
 
-def make_step_layout(model: ModelConfig, config: RunConfig, shares: Sequence[int]) -> StepLayout:
-    """For a generation whose peers have these numbers of segments, in pipeline order."""
+def make_step_layout(
+    model: ModelConfig, config: RunConfig, shares: Sequence[int], *, chats: bool = False
+) -> StepLayout:
+    """For a generation whose peers have these numbers of segments, in pipeline order. `chats`: what it trains on."""
     segments = build(model).segments
     names = {name: index for index, segment in enumerate(segments) for name, _ in segment.named_parameters()}
     schedule = config.parallelism.pipeline_parallel_schedule
     placement = place(schedule, len(shares), len(segments), shares)
     return StepLayout(
-        vector=StepVector(list(names), boundaries=len(segments) - 1, processes=len(shares)),
+        vector=StepVector(
+            list(names),
+            boundaries=len(segments) - 1,
+            processes=len(shares),
+            batch_tokens=config.training.global_batch_size * config.training.seq_len if chats else None,
+        ),
         process_of_segment=placement.process_of_segment,
         segments=names,
         steps=config.training.steps,

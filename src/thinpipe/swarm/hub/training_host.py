@@ -64,7 +64,8 @@ class TrainingHost(CommitStore):
         reject_unused_settings(config)
         self.display, self.numerics = display, numerics()
         self.source = LocalTokens(config)
-        refuse_large_batches(config, self.source.dataset_info.vocab_size)
+        info = self.source.dataset_info
+        refuse_large_batches(config, info.vocab_size, chats=info.chats)
         folder = CheckpointFolder(checkpoints_path(config.job.dump_folder))
         kept = config.checkpoint.keep_latest_k
         log = CommitLog(config.job.dump_folder / COMMIT_LOG_FILE, max_records=kept + 1 if kept else 0)
@@ -147,7 +148,7 @@ class TrainingHost(CommitStore):
             upload_bytes_per_second={}
             if self._plan is None
             else dict(zip(generation.names, self._plan.bytes_per_second, strict=True)),
-            step_layout=make_step_layout(self.model, self.config, shares),
+            step_layout=make_step_layout(self.model, self.config, shares, chats=self.source.dataset_info.chats),
         )
 
     def _plan_commits(self, shares: Sequence[int], forecast: GenerationForecast) -> CommitPlan:
@@ -196,7 +197,8 @@ class TrainingHost(CommitStore):
         if index < 0:
             raise IndexError(index)
         ids_BW = self.source.batch(Cursor(samples_seen=index)) if split == "train" else self.source.validation[index]
-        return ids_BW.astype(token_dtype(self.source.dataset_info.vocab_size)).tobytes()
+        info = self.source.dataset_info
+        return ids_BW.astype(token_dtype(info.vocab_size, chats=info.chats)).tobytes()
 
     # Whether commits come
 

@@ -18,7 +18,9 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
         *("preset", "dim", "n_layers", "n_heads", "n_kv_heads", "hidden_dim", "max_seq_len", "dropout", "tied"),
         *("boundaries", "subspace", "projection"),
     ),
-    "training": (*("steps", "global_batch_size", "seq_len", "max_norm", "precision", "offload", "check_memory"),),
+    "training": (
+        *("steps", "global_batch_size", "seq_len", "packing", "max_norm", "precision", "offload", "check_memory"),
+    ),
     "parallelism": (
         *("pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size"),
         *("pipeline_parallel_shares", "pipeline_parallel_extra_microbatches", "timeout_seconds"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch.distributed as dist
 
 from thinpipe.checkpoint import Checkpoint, Manifest
@@ -22,6 +23,7 @@ from thinpipe.core.events import AnyEvent, Saved
 from thinpipe.core.foreign import ProtocolError, decode_foreign, sanitize
 from thinpipe.core.hashing import text_sha256
 from thinpipe.core.run_folder import checkpoints_path, step_folder
+from thinpipe.core.token_flags import ID_MASK
 from thinpipe.data import Cursor
 from thinpipe.swarm.peer.file_transfer import fetch, push, stat
 from thinpipe.swarm.peer.hub_collectives import HubCollectives
@@ -66,7 +68,7 @@ class RemoteTokens:
     def __init__(self, connection: HubConnection, dataset_info: DatasetInfo, config: RunConfig) -> None:
         self._connection, self.dataset_info = connection, dataset_info
         self._batch, self._seq_len = config.training.global_batch_size, config.training.seq_len
-        self._dtype = token_dtype(dataset_info.vocab_size)
+        self._dtype = token_dtype(dataset_info.vocab_size, chats=dataset_info.chats)
         self._in_flight: dict[tuple[str, int], Future[bytes]] = {}
 
     def batch(self, cursor: Cursor) -> Ids:
@@ -102,7 +104,12 @@ class RemoteTokens:
             raise ConnectionError(
                 f"the hub sent {ids.size} token ids instead of a batch of {self._batch} x {self._seq_len + 1}"
             )
+        self._refuse_strange_ids(ids & np.uint32(ID_MASK) if self.dataset_info.chats else ids)
         return ids.reshape(self._batch, self._seq_len + 1).astype(np.int64)
+
+    def _refuse_strange_ids(self, ids: npt.NDArray[np.unsignedinteger]) -> None:
+        if (largest := int(ids.max())) >= self.dataset_info.vocab_size:
+            raise ConnectionError(f"the hub sent id {largest} of a vocabulary of {self.dataset_info.vocab_size}")
 
 
 def _print_once_started(print_line: PrintLine, words: str, _have: int, _nbytes: int) -> None:

@@ -1,0 +1,1 @@
+"""Chats to tokens with flags: formats, the tokenizer's own template, and which tokens are trained on."""
