@@ -1,0 +1,43 @@
+"""Matrices of a frozen base in 4 or 8 bits, by the library bitsandbytes: transformers' loader quantises each when it
+has read it, and peft adapts what it finds.
+
+Works on CPUs and on NVIDIA, AMD and Intel GPUs, wherever bitsandbytes does. The bits of a quantised weight, and what is
+computed with it, are the library's own.
+"""
+
+from typing import Any
+
+import torch
+import transformers
+
+from thinpipe.config.huggingface_model import QuantizedBase
+from thinpipe.core.errors import UserError
+
+DEVICES = ("cpu", "cuda", "xpu")
+
+
+def quantisation(kind: QuantizedBase | None, device: torch.device, dtype: torch.dtype) -> Any:
+    """transformers' settings for its loader; None: not quantised. `dtype`: of what is computed. Raises UserError."""
+    if kind is None:
+        return None
+    if device.type not in DEVICES:
+        raise UserError(
+            f"model.quantize_base works on {', '.join(DEVICES)}, not on {device.type}: leave it out, or set "
+            "training.device"
+        )
+    if kind == "int8":
+        return transformers.BitsAndBytesConfig(load_in_8bit=True)  # type: ignore[no-untyped-call]
+    return transformers.BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True,
+        bnb_4bit_quant_type=kind,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def keep_packing(model: Any) -> None:
+    """On some processors bitsandbytes packs 4-bit weights anew for evaluation, and back for training: not here, so that
+    a run that validates has the bits of one that does not."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
