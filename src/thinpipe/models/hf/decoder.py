@@ -106,6 +106,11 @@ class HuggingFaceSegment(nn.Module):
             blocks[index] = OwnBlock(blocks[index], self._running, index, is_first=is_first)
         return self.train(self.training)
 
+    def release(self) -> None:
+        """Frees the weights. The segment cannot be used after that."""
+        self.first, self.blocks, self.last = None, nn.ModuleDict(), None
+        object.__setattr__(self, "_hollow", None)
+
     def _adapt(self, hollow: Any, lora: LoraConfig, seed: int) -> None:
         from thinpipe.models.hf.lora import add_adapters, draw_adapters  # peft takes seconds to import
 

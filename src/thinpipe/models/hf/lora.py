@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from thinpipe.config.huggingface_model import HuggingFaceModelConfig, LoraConfig
 from thinpipe.device.counter_random import uniform
+from thinpipe.models.hf.base_files import HubModel
 from thinpipe.models.hf.layer_plan import LayerPlan, UnsupportedModelError
 
 _ADAPTER = "default"
@@ -83,7 +84,9 @@ def save_adapter(config: HuggingFaceModelConfig, adapters: Mapping[str, Tensor],
         for name, tensor in adapters.items()
     }
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    described = peft_config(config.lora, config.source)
+    hub = HubModel.of(config.source)
+    described = peft_config(config.lora, config.source if hub is None else hub.name)
+    described.revision = None if hub is None else hub.revision
     described.inference_mode = True
     if config.lora.target_modules == "all-linear":  # what it came to: peft would look for it in the whole model again
         described.target_modules = sorted({name.rsplit(".", 3)[0].rsplit(".", 1)[-1] for name in adapters})

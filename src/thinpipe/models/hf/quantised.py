@@ -5,6 +5,8 @@ Works on CPUs and on NVIDIA, AMD and Intel GPUs, wherever bitsandbytes does. The
 computed with it, are the library's own.
 """
 
+import importlib
+import logging
 from typing import Any
 
 import torch
@@ -26,6 +28,8 @@ def quantisation(kind: QuantizedBase | None, device: torch.device, dtype: torch.
             "training.device"
         )
     if kind == "int8":
+        # It says in every layer that it computes with inputs in float16.
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
         return transformers.BitsAndBytesConfig(load_in_8bit=True)  # type: ignore[no-untyped-call]
     return transformers.BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True,
@@ -41,3 +45,19 @@ def keep_packing(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+
+
+def is_quantised(module: Any) -> bool:
+    return type(module).__name__ in ("Linear4bit", "Linear8bitLt")
+
+
+def as_quantised(matrix: torch.Tensor, kind: QuantizedBase) -> torch.Tensor:
+    """A matrix, outputs x inputs, rounded to what its quantised form holds."""
+    functional: Any = importlib.import_module("bitsandbytes.functional")
+    if kind == "int8":
+        codes, scales, _ = functional.int8_vectorwise_quant(matrix.to(torch.float16).contiguous())
+        wide: torch.Tensor = functional.int8_vectorwise_dequant(codes, scales)
+        return wide
+    codes, state = functional.quantize_4bit(matrix.contiguous(), quant_type=kind, compress_statistics=True)
+    rounded: torch.Tensor = functional.dequantize_4bit(codes, state)
+    return rounded
