@@ -11,6 +11,7 @@ from thinpipe.core.files import write_atomically
 from thinpipe.models.hf.decoder import HuggingFaceModel
 from thinpipe.models.hf.export import copy_tokenizer, save_merged, save_whole
 from thinpipe.models.hf.lora import save_adapter
+from thinpipe.models.hf.merging import stores_transposed
 from thinpipe.models.protocol import trainable_parameters
 
 
@@ -26,7 +27,8 @@ def export(checkpoint: Checkpoint, model: HuggingFaceModelConfig, config: Export
     elif config.merge:
         save_merged(model, adapters_of(checkpoint, model), config.output, weights_dtype(checkpoint))
     else:
-        save_adapter(model, adapters_of(checkpoint, model), config.output)
+        is_transposed = stores_transposed(HuggingFaceModel(model)) and model.quantize_base is None
+        save_adapter(model, adapters_of(checkpoint, model), config.output, fan_in_fan_out=is_transposed)
         copy_tokenizer(model.source, config.output)
         opened = f'PeftModel.from_pretrained(base, "{config.output}")  # base: {model.source}'
     write_atomically(config.output / "README.md", model_card(checkpoint, model, merged=config.merge).encode())

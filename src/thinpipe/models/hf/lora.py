@@ -74,9 +74,11 @@ def draw_adapters(named: Mapping[str, nn.Parameter], seed: int) -> None:
             parameter.zero_()
 
 
-def save_adapter(config: HuggingFaceModelConfig, adapters: Mapping[str, Tensor], folder: Path) -> None:
+def save_adapter(
+    config: HuggingFaceModelConfig, adapters: Mapping[str, Tensor], folder: Path, *, fan_in_fan_out: bool = False
+) -> None:
     """Writes a folder that `PeftModel.from_pretrained` opens. `adapters`: those of all segments, by their names in
-    transformers."""
+    transformers; `fan_in_fan_out`: whether the base stores their matrices as inputs x outputs."""
     assert config.lora is not None
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -87,7 +89,7 @@ def save_adapter(config: HuggingFaceModelConfig, adapters: Mapping[str, Tensor],
     hub = HubModel.of(config.source)
     described = peft_config(config.lora, config.source if hub is None else hub.name)
     described.revision = None if hub is None else hub.revision
-    described.inference_mode = True
+    described.inference_mode, described.fan_in_fan_out = True, fan_in_fan_out
     if config.lora.target_modules == "all-linear":  # what it came to: peft would look for it in the whole model again
         described.target_modules = sorted({name.rsplit(".", 3)[0].rsplit(".", 1)[-1] for name in adapters})
     described.save_pretrained(str(folder))

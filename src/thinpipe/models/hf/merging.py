@@ -96,6 +96,11 @@ class Merging:
             )
 
 
+def stores_transposed(model: HuggingFaceModel) -> bool:
+    """Whether the matrices of blocks are stored as inputs x outputs, as GPT-2's are."""
+    return any(isinstance(module, Conv1D) for module in model.modules())
+
+
 def scaling(lora: LoraConfig) -> float:
     return lora.lora_alpha / (math.sqrt(lora.r) if lora.use_rslora else lora.r)
 
