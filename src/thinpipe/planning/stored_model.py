@@ -53,7 +53,7 @@ class StoredModel:
             (blocks.setdefault(int(index[1]), {}) if index else where)[name] = shape
         if not blocks:
             raise UserError(f"{folder} has no safetensors files with blocks")
-        vocabulary = max((shape[0] for shape in first.values()), default=0)
+        vocabulary = _vocabulary(folder, first)
         if not any(shape[0] == vocabulary for shape in last.values()):  # a tied head: the last has a copy
             last |= {name: shape for name, shape in first.items() if shape[0] == vocabulary}
         in_order = tuple(blocks[index] for index in sorted(blocks))
