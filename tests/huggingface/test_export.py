@@ -125,6 +125,9 @@ def test_merging_with_another_base_is_refused(base_of, tune_tokens, tmp_path):
 def test_experts_that_are_merged_on_loading_are_left_to_peft(base_of, tune_tokens, tmp_path, capsys):
     """What the base stores under other names is refused by name, not left out."""
     config = run_of(base_of("mixtral"), tune_tokens, tmp_path / "run")
+    with pytest.raises(UserError, match="does not work with lora_dropout"):
+        Trainer(config)
+    config = replace(config, lora=replace(LORA, lora_dropout=0.0))
     Trainer(config).train()
     names = peft.PeftModel.from_pretrained(opened(base_of("mixtral")), exported(config, tmp_path / "adapter"))
     assert torch.equal(logits_of(names), ours(config))

@@ -32,7 +32,7 @@ def combinations():
                 yield pytest.param(*values, marks=marks, id="-".join(map(str, values)))
 
 
-@pytest.mark.parametrize(("model_type", "way", "degree"), combinations())
+@pytest.mark.parametrize(("model_type", "way", "degree"), list(combinations()))
 def test_processes_equal_the_twin(model_type, way, degree, base_of, tune_tokens, tmp_path, programs):
     base = base_of(model_type)
     twin, cell = (

@@ -151,8 +151,7 @@ def _last(model: StoredModel, segments: Sequence[range]) -> Iterator[tuple[str, 
 
 
 def _is_matrix(name: str, shape: Shape) -> bool:
-    """Whether it is the weight of a linear layer; those of experts are merged on loading, and are none."""
-    return len(shape) == 2 and name.endswith(".weight") and ".experts." not in name
+    return len(shape) == 2 and name.endswith(".weight")
 
 
 def _adapter_numel(name: str, shape: Shape, lora: LoraConfig) -> int:
@@ -167,7 +166,7 @@ def _adapter_numel(name: str, shape: Shape, lora: LoraConfig) -> int:
 
 def _frozen_nbytes(config: RunConfig, name: str, shape: Shape) -> float:
     kind = config.model.quantize_base
-    if kind is None or not _is_matrix(name, shape):
+    if kind is None or not _is_matrix(name, shape) or ".experts." in name:  # experts are merged to one tensor first
         return config.planned_recipe.itemsize * math.prod(shape)
     return math.prod(shape) * _QUANTISED_BITS[kind] / 8
 

@@ -50,7 +50,7 @@ def add_adapters(model: Any, plan: LayerPlan, lora: LoraConfig) -> None:
             warnings.simplefilter("ignore")  # that it has seen how a layer stores its matrix
             peft.inject_adapter_in_model(peft_config(lora), model, adapter_name=_ADAPTER)
     except ValueError as error:
-        raise UnsupportedModelError(f"peft finds nothing to adapt in these blocks: {error}") from error
+        raise UnsupportedModelError(f"peft does not adapt these blocks: {error}") from error
     for name, parameter in model.named_parameters():
         is_adapter = f".lora_A.{_ADAPTER}." in name or f".lora_B.{_ADAPTER}." in name
         parameter.requires_grad_(is_adapter)

@@ -48,7 +48,8 @@ def keep_packing(model: Any) -> None:
 
 
 def is_quantised(module: Any) -> bool:
-    return type(module).__name__ in ("Linear4bit", "Linear8bitLt")
+    """Whether it is a linear layer of bitsandbytes; peft's around it has the same name."""
+    return type(module).__module__.startswith("bitsandbytes.") and hasattr(module, "weight")
 
 
 def as_quantised(matrix: torch.Tensor, kind: QuantizedBase) -> torch.Tensor:
