@@ -131,7 +131,11 @@ def _fields(config: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _section(hint: Any) -> type[Any] | None:
-    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
+    """The class of a section, also of one that may be left out."""
+    if typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next((each for each in options if isinstance(each, type) and dataclasses.is_dataclass(each)), None)
 
 
 def _helps(config: type[Any]) -> dict[str, str]:

@@ -61,6 +61,7 @@ from thinpipe.swarm.protocol.probe import Probe
 from thinpipe.swarm.protocol.reduction import ReduceReply, ReduceRequest
 from thinpipe.swarm.protocol.signed_files import Occasion, Provenance, first_unsigned
 from thinpipe.swarm.protocol.status import PeerStatus, Status, machines_from_status, render
+from thinpipe.training.base_hash import BaseHashes
 from thinpipe.training.data_loading import DatasetInfo, token_dtype
 from thinpipe.transport.nats.activity import Heartbeat
 from thinpipe.transport.nats.broadcasts import GenerationOver, PeerLost
@@ -286,6 +287,7 @@ DOORS = {
     "DatasetInfo": Door(DatasetInfo, "json", process_dataset_info),
     "Written": Door(Written, "json"),
     "Candidate": Door(Candidate, "json"),
+    "BaseHashes": Door(BaseHashes, "json"),
     "DisconnectEvent": Door(DisconnectEvent, "json"),  # of the server
     "Connections": Door(Connections, "json"),
 }  # fmt: skip

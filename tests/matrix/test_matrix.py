@@ -6,28 +6,45 @@ in as few cells as were found; all other cells are the tier `long`.
 """
 
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import pytest
 
 from tests.device.sim import environment
+from tests.huggingface.models import save_model, small_config
 from tests.pairs import cover, rows_of
 from tests.programs import events_of, files_of, train_with_hub
+from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.config.model import ExecutionConfig, ProjectionConfig, SubspaceConfig
-from thinpipe.config.run import CheckpointConfig, JobConfig, ValidationConfig
+from thinpipe.config.run import CheckpointConfig, JobConfig, ModelSettings, ValidationConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import Step, Validated
 from thinpipe.training.trainer import Trainer
 
 STEPS = 6
+
+
+def preset(config, **changes):
+    """With matrices large enough for 8-bit moments."""
+    return {"model": replace(config.model, hidden_dim=160, subspace=SubspaceConfig(), **changes)}
+
+
+def adapted(config):
+    """Adapters on a Hugging Face model."""
+    base = config.job.dump_folder.with_name("base")
+    if not base.exists():
+        save_model(small_config("llama", vocab_size=64, num_hidden_layers=4), base)
+    model = ModelSettings(hf=str(base), boundaries=config.model.boundaries)
+    return {"model": model, "lora": LoraConfig(r=4, lora_dropout=0.1)}
+
+
 MODELS = {
-    "dense": {"subspace": SubspaceConfig()},
-    "keel": {
-        "subspace": SubspaceConfig(),
-        "projection": ProjectionConfig(width=8, token_prior_rank=4, token_prior_window=2),
-    },
+    "dense": preset,
+    "keel": partial(preset, projection=ProjectionConfig(width=8, token_prior_rank=4, token_prior_window=2)),
+    "LoRA": adapted,
 }
-"""Name -> model settings that differ from those of `run_config`."""
+"""Name -> sections of the settings that define the model, from those of `run_config`."""
 DEVICES = ("cpu", "sim")
 MEMORY = {
     "fp32": ({}, ExecutionConfig()),
@@ -62,11 +79,11 @@ def settings_of(run_config, name, model, device, memory, replicas):
     return replace(
         run_config,
         job=JobConfig(dump_folder=run_config.job.dump_folder.with_name(name)),
-        model=replace(run_config.model, hidden_dim=160, **MODELS[model]),  # large enough for 8-bit moments
         training=replace(run_config.training, steps=STEPS, device=device, **training),
         execution=execution,
         checkpoint=CheckpointConfig(interval=4),
         validation=ValidationConfig(freq=3, steps=1),
+        **MODELS[model](run_config),
         **REPLICAS[replicas],
     )
 
@@ -79,8 +96,13 @@ def outcome(config):
     return steps, validations, files_of(config, STEPS)
 
 
+def allowed(model, placement, **_others):
+    """A hub hosts no Hugging Face models."""
+    return (model, placement) != ("LoRA", "hub")
+
+
 def cells():
-    rows = rows_of(AXES)
+    rows = rows_of(AXES, allowed)
     default = cover(rows)
     marks = [[] if cell in default else [pytest.mark.long] for cell in rows]
     names = ["-".join(cell.values()) for cell in rows]

@@ -93,6 +93,21 @@ def save_small_smollm2(folder, text):
 
 
 @pytest.mark.timeout(900)
+def test_fine_tune_with_adapters(pieces, tmp_path, monkeypatch, capsys):
+    page = ROOT / "docs/howto/fine-tune.md"
+    monkeypatch.chdir(tmp_path)
+    save_files(page, tmp_path)
+    save_small_smollm2(tmp_path / "smollm2", pieces[0])
+    follow(page, "fine-tune lora")
+    assert "Once upon a time" in capsys.readouterr().out
+    assert len(losses(tmp_path / "runs/lora")) == 3
+    adapter = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert (adapter["r"], adapter["base_model_name_or_path"]) == (16, str(tmp_path / "smollm2"))
+    merged = json.loads((tmp_path / "merged/config.json").read_text())
+    assert merged == json.loads((tmp_path / "smollm2/config.json").read_text())
+
+
+@pytest.mark.timeout(900)
 def test_fine_tune(pieces, tmp_path, monkeypatch, capsys):
     page = ROOT / "docs/howto/fine-tune.md"
     monkeypatch.chdir(tmp_path)

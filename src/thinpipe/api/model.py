@@ -3,12 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thinpipe.checkpoint import find_checkpoint, load_model, run_folder_of
 from thinpipe.data.tokenizer import Tokenizer
 from thinpipe.device.choice import choose_device
 from thinpipe.models import Model
 from thinpipe.models.generate import generate
+
+if TYPE_CHECKING:
+    from thinpipe.models.hf.decoder import HuggingFaceModel
 
 
 def load(path: Path | str, *, device: str = "auto") -> "LoadedModel":
@@ -25,7 +29,7 @@ def load(path: Path | str, *, device: str = "auto") -> "LoadedModel":
 class LoadedModel:
     """A trained model in evaluation mode."""
 
-    model: Model
+    model: "Model | HuggingFaceModel"
     """The model, an `nn.Module`: token ids [B, T] to logits [B, T, V]."""
     tokenizer: Tokenizer
 

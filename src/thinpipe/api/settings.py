@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from thinpipe.config.boundary import refuse_registered_name
+from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.config.presets import settings_file
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import from_table, load_toml
@@ -24,6 +25,8 @@ def run_settings(config: RunConfig | Path | str, overrides: Mapping[str, Any]) -
 
 
 def _changed(section: str, current: Any, changes: Any) -> Any:
+    if section == "lora":
+        current = current or LoraConfig()
     if isinstance(changes, type(current)):
         return changes
     if not isinstance(changes, Mapping):

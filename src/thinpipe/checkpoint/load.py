@@ -1,15 +1,24 @@
 """Loading by path: finds a checkpoint by run folder or checkpoint folder, and loads the model for inference."""
 
+import tomllib
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from thinpipe.checkpoint.state import model_config_of, restore
+from thinpipe.checkpoint.state import pipeline_config_of, refuse_other_base, restore
 from thinpipe.checkpoint.storage import Checkpoint, CheckpointFolder
+from thinpipe.config.huggingface_model import HuggingFaceModelConfig
+from thinpipe.config.run import RunConfig
+from thinpipe.config.toml import from_table
 from thinpipe.core.errors import UserError
 from thinpipe.core.run_folder import MANIFEST, checkpoints_path
 from thinpipe.models import Model, build, materialise
+from thinpipe.models.protocol import base_hashes, trainable_parameters
+
+if TYPE_CHECKING:
+    from thinpipe.models.hf.decoder import HuggingFaceModel
 
 
 def find_checkpoint(path: Path, layers: Collection[str] | None = None) -> Checkpoint:
@@ -30,10 +39,35 @@ def run_folder_of(checkpoint: Checkpoint) -> Path:
     return checkpoint.path.parent.parent
 
 
-def load_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> Model:
-    """The model in eval mode, without training state."""
+def load_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> "Model | HuggingFaceModel":
+    """The model in eval mode, without training state. Raises UserError."""
+    config = pipeline_config_of(checkpoint)
+    if isinstance(config, HuggingFaceModelConfig):
+        return _load_huggingface(config, checkpoint, device)
     weights = checkpoint.layer("last")
     dtype = next(tensor.dtype for name, tensor in weights.items() if ":" not in name)
-    model = materialise(build(model_config_of(checkpoint)), seed=0, device=device, dtype=dtype, draw=False)
+    model = materialise(build(config), seed=0, device=device, dtype=dtype, draw=False)
     restore(checkpoint, dict(model.named_parameters()), model.space)
     return model.eval()
+
+
+def _load_huggingface(
+    config: HuggingFaceModelConfig, checkpoint: Checkpoint, device: torch.device | str
+) -> "HuggingFaceModel":
+    """The model in one segment, with the base as the run had it."""
+    from thinpipe.models.hf.base_files import base_sha256
+    from thinpipe.models.hf.decoder import HuggingFaceModel  # transformers takes seconds to import
+
+    model = HuggingFaceModel(config.uncut)
+    for segment in model.segments:
+        segment.materialise(seed=0, device=device, dtype=weights_dtype(checkpoint))
+    refuse_other_base(config.source, base_sha256(base_hashes(model.segments)), checkpoint)
+    restore(checkpoint, trainable_parameters(model), model.space)
+    return model.eval()
+
+
+def weights_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """Data type in which the run of a checkpoint has its weights, frozen ones included."""
+    run = from_table(tomllib.loads(checkpoint.manifest.run), RunConfig, where=str(checkpoint.path))
+    dtype: torch.dtype = getattr(torch, run.planned_recipe.weights)
+    return dtype

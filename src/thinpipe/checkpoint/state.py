@@ -7,9 +7,10 @@ use (step, micro-batch, segment, ...).
 
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from thinpipe.boundary.contract import BoundaryMethod
 from thinpipe.checkpoint.codec_state import codec_states
 from thinpipe.checkpoint.storage import Checkpoint, Manifest
 from thinpipe.config.families import model_of_manifest
+from thinpipe.config.huggingface_model import HUGGINGFACE, HuggingFaceModelConfig
 from thinpipe.config.precision import recipe_names
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import NUMERICS_VERSION
@@ -34,10 +36,18 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq", "exp_avg_max", "exp_avg_sq_max")
 
 
 def new_manifest(
-    model: PipelineModel, *, step: int = 0, samples_seen: int = 0, data_sha256: str = "", run: str = ""
+    model: PipelineModel,
+    *,
+    step: int = 0,
+    samples_seen: int = 0,
+    data_sha256: str = "",
+    run: str = "",
+    base_sha256: str = "",
 ) -> Manifest:
-    """Manifest of a checkpoint of this model, still without files and checksum."""
+    """Manifest of a checkpoint of this model, still without files and checksum. `base_sha256`: hash of the base of a
+    Hugging Face model."""
     config = model.config
+    described = asdict(cast(Any, config))  # all fields: msgspec omits defaults of structs that it has decoded
     basis = model.space.basis if isinstance(model.space, Subspace) else None
     return Manifest(
         step=step,
@@ -45,7 +55,7 @@ def new_manifest(
         data_sha256=data_sha256,
         run=run,
         family=config.family,
-        model=asdict(cast(Any, config)),  # all fields: msgspec omits defaults of structs that it has decoded
+        model=described | ({"base_sha256": base_sha256} if base_sha256 else {}),
         basis_version=basis.version if basis else None,
         basis_sha256=basis.hash if basis else None,
         versions=versions(),
@@ -69,9 +79,20 @@ def model_config_of(checkpoint: Checkpoint) -> ModelConfig:
     return model_of_manifest(manifest.family, manifest.model, where=str(checkpoint.path))
 
 
-def refuse_other_model(asked: ModelConfig, checkpoint: Checkpoint) -> None:
-    """Raises UserError, with what differs, unless the checkpoint has this model."""
-    saved = model_config_of(checkpoint)
+def pipeline_config_of(checkpoint: Checkpoint) -> ModelConfig | HuggingFaceModelConfig:
+    """Model configuration of a checkpoint of either kind of model. Raises UserError."""
+    manifest = checkpoint.manifest
+    if manifest.family == HUGGINGFACE:
+        return msgspec.convert(manifest.model, HuggingFaceModelConfig)
+    return model_config_of(checkpoint)
+
+
+def refuse_other_model(asked: ModelConfig | HuggingFaceModelConfig, checkpoint: Checkpoint) -> None:
+    """Raises UserError, with what differs, unless the checkpoint has this model. A base may have moved: it is known by
+    its hash (`refuse_other_base`)."""
+    saved = pipeline_config_of(checkpoint)
+    if isinstance(asked, HuggingFaceModelConfig) and isinstance(saved, HuggingFaceModelConfig):
+        saved = replace(saved, source=asked.source, base_sha256=asked.base_sha256)
     if asked == saved:
         return
     first, second = asdict(asked), asdict(saved)
@@ -85,6 +106,17 @@ def refuse_other_model(asked: ModelConfig, checkpoint: Checkpoint) -> None:
         f"({'; '.join(differing) or 'another family'}): choose another job.dump_folder, or the model "
         "settings that this run began with"
     )
+
+
+def refuse_other_base(source: str, sha256: str, checkpoint: Checkpoint) -> None:
+    """Raises UserError unless the base of a Hugging Face model has the hash of the one that the checkpoint was trained
+    on."""
+    saved = str(checkpoint.manifest.model.get("base_sha256", ""))
+    if saved and saved != sha256:
+        raise UserError(
+            f"{checkpoint.path} was trained on another base than {source}: its tensors have the sha256 {sha256}, and "
+            f"those of the base had {saved}. Set model.hf to the folder or revision that the run began with"
+        )
 
 
 def layers_of(parameters: Iterable[str]) -> list[str]:

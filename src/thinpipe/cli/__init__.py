@@ -5,6 +5,7 @@ traceback. Warnings of thinpipe's loggers are shown as one line on stderr, here 
 that they launch, which are commands too.
 """
 
+import dataclasses
 import importlib
 import io
 import logging
@@ -18,6 +19,7 @@ import tyro
 
 from thinpipe import __version__
 from thinpipe.cli.commands import VERBS, Verb
+from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.config.presets import preset_names, settings_file
 from thinpipe.config.toml import load_toml
 from thinpipe.core.errors import UserError
@@ -84,11 +86,18 @@ def _parse(arguments: Sequence[str]) -> tuple[Verb, Any]:
                 f"`thinpipe {name}` needs a settings file: thinpipe {name} RUN.toml [--section.field value]. "
                 f"Presets in place of a file: {', '.join(preset_names())}"
             )
-        settings = load_toml(settings_file(arguments[1]), verb.config)
+        settings = _with_adapters(load_toml(settings_file(arguments[1]), verb.config), arguments[2:])
         program = f"thinpipe {name} {arguments[1]}"
         return verb, tyro.cli(verb.config, default=settings, prog=program, args=arguments[2:])
     parsed = tyro.cli(parser_type(VERBS), prog="thinpipe", description=DESCRIPTION, args=arguments)
     return parsed.verb, parsed
+
+
+def _with_adapters(settings: Any, flags: Sequence[str]) -> Any:
+    """Flags of [lora] make a run adapt its model whose file has no such section."""
+    if any(flag.startswith("--lora.") for flag in flags) and getattr(settings, "lora", settings) is None:
+        return dataclasses.replace(settings, lora=LoraConfig())
+    return settings
 
 
 def parser_type(verbs: dict[str, Verb]) -> Any:

@@ -31,7 +31,7 @@ def run(config: EvalConfig) -> int:
         )
     tokens = Tokens(folder)
     seq_len = config.seq_len or trained.training.seq_len
-    if seq_len > model.config.max_seq_len:
+    if model.config.max_seq_len is not None and seq_len > model.config.max_seq_len:
         raise UserError(f"--seq-len {seq_len} is above the model's max_seq_len {model.config.max_seq_len}: lower it")
     refuse_other_tokenizer(tokens, checkpoint)
     batch_size = config.batch_size

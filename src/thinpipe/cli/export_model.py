@@ -9,7 +9,9 @@ import tomllib
 from pathlib import Path
 
 from thinpipe.checkpoint import Checkpoint, find_checkpoint, load_model, run_folder_of
+from thinpipe.checkpoint.state import pipeline_config_of
 from thinpipe.config.commands import ExportConfig
+from thinpipe.config.huggingface_model import HuggingFaceModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import from_table
 from thinpipe.core.errors import UserError
@@ -27,7 +29,15 @@ def run(config: ExportConfig) -> int:
     if config.output.exists() and any(config.output.iterdir()):
         raise UserError(f"{config.output} is not empty: choose another folder")
     checkpoint = find_checkpoint(config.run)
+    described = pipeline_config_of(checkpoint)
+    if isinstance(described, HuggingFaceModelConfig):
+        from thinpipe.cli.export_huggingface import export  # transformers takes seconds to import
+
+        return export(checkpoint, described, config)
+    if config.merge:
+        raise UserError("--merge is for a Hugging Face model that was trained with [lora]: leave it out")
     model = load_model(checkpoint)
+    assert isinstance(model, Model)
     tokenizer_folder = run_folder_of(checkpoint) / "tokenizer"
     tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder.is_dir() else None
     end_of_text_id = tokenizer.vocabulary.end_of_text_id if tokenizer else None

@@ -60,13 +60,18 @@ class GenerateConfig:
 class ExportConfig:
     """Export a trained model as a Hugging Face folder that `transformers` loads.
 
-    A subspace model becomes a plain dense model. A model with a boundary projection comes with its modeling code.
+    A subspace model becomes a plain dense model. A model with a boundary projection comes with its modeling code. A
+    Hugging Face model comes with its base's config.json and tokenizer; of one that was trained with [lora], the adapter
+    is written, as peft opens it.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of a run, or of a checkpoint."""
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
     """Folder to create."""
+    merge: bool = False
+    """LoRA only: write the whole model with the adapters added to its weights, file by file, in place of the adapter
+    alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

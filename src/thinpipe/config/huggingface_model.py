@@ -5,13 +5,17 @@ neither torch nor transformers; `models/hf/decoder.py` makes one from a folder.
 """
 
 import itertools
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from thinpipe.core.errors import UserError
 
 HUGGINGFACE = "huggingface"
 """Family of these models in the manifest of a checkpoint."""
+HUB_PREFIX = "hf:"
+"""Of the source of a model on the Hugging Face hub: hf:NAME or hf:NAME@REVISION; any other source is a folder."""
+QuantizedBase = Literal["nf4", "int8"]
+"""How a frozen base can be kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +47,7 @@ class HuggingFaceModelConfig:
     """A decoder-only model of Hugging Face, cut into segments."""
 
     source: str
-    """Folder with config.json and, unless weights are only drawn, the model's safetensors files."""
+    """Folder with config.json and the model's safetensors files, or hf:NAME@COMMIT of the Hugging Face hub."""
     stored: dict[str, Any]
     """Content of config.json."""
     vocab_size: int
@@ -52,6 +56,16 @@ class HuggingFaceModelConfig:
     n_layers: int
     lora: LoraConfig | None = None
     """Adapters that are trained while all other weights are frozen. None: all weights are trained."""
+    quantize_base: QuantizedBase | None = None
+    """How matrices of frozen blocks are kept (see `model.quantize_base`)."""
+    max_seq_len: int | None = None
+    """Maximum context length in tokens; None: the model has no limit."""
+    is_tied: bool = False
+    """Whether the base's head shares the embedding's weights."""
+    unties: bool = False
+    """Whether such a head becomes a copy, trained separately, in one segment too; in several it always does."""
+    base_sha256: str = ""
+    """In a checkpoint: hash of the base (`models/hf/base_files.py`)."""
     boundaries: tuple[int, ...] = ()
     """Block indices at which the model is cut: (2, 4) makes the segments blocks 0-1, 2-3 and 4 to the end."""
 
@@ -66,6 +80,16 @@ class HuggingFaceModelConfig:
     @property
     def family(self) -> str:
         return HUGGINGFACE
+
+    @property
+    def is_untied(self) -> bool:
+        """Whether a head that the base ties to the embedding is a copy of its own."""
+        return self.is_tied and (self.unties or len(self.segments) > 1)
+
+    @property
+    def uncut(self) -> "HuggingFaceModelConfig":
+        """The same parameters in one segment."""
+        return replace(self, boundaries=(), unties=self.is_untied)
 
     @property
     def state_width(self) -> int:

@@ -4,15 +4,17 @@ A field's docstring is its help text on the command line and in docs/reference. 
 UserError in `__post_init__`, before data or model are loaded.
 """
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from thinpipe.config.boundary import BoundaryConfig
-from thinpipe.config.families import PRESETS
+from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.config.link import LinkConfig
-from thinpipe.config.model import ExecutionConfig, ModelConfig, ProjectionConfig, SubspaceConfig
+from thinpipe.config.model import ExecutionConfig
+from thinpipe.config.model_settings import ModelSettings as ModelSettings
 from thinpipe.config.offload import Offload
 from thinpipe.config.precision import RECIPES, Precision, Recipe
 from thinpipe.core.errors import UserError
@@ -24,74 +26,6 @@ class JobConfig:
     """Output folder of the run: event log, settings, checkpoints."""
     print_config: bool = False
     """Print all settings, defaults included, before training starts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSettings:
-    """A model preset, and overrides of its fields."""
-
-    preset: str = "llama-tiny"
-    """Name of a model preset, for example llama-tiny, llama-150m, llama-8b, gpt2."""
-    initial: Path | None = None
-    """Checkpoint folder to start from instead of random weights (see `thinpipe import`). The checkpoint defines the
-    whole model: no other model setting may be given."""
-    dim: int | None = None
-    """Width of the residual stream. None, here and below: the preset's value."""
-    n_layers: int | None = None
-    """Number of transformer blocks."""
-    n_heads: int | None = None
-    """Number of attention heads; must divide dim."""
-    n_kv_heads: int | None = None
-    """Llama only: number of key/value heads (grouped-query attention)."""
-    hidden_dim: int | None = None
-    """Llama only: width of the MLP."""
-    max_seq_len: int | None = None
-    """Maximum context length, in tokens."""
-    dropout: float | None = None
-    """GPT-2 only: dropout probability."""
-    tied: bool | None = None
-    """Whether the output head shares the embedding's weights. Only for dense models without boundaries."""
-    boundaries: tuple[int, ...] | None = None
-    """Block indices at which the model is cut into segments: 2 4 makes three segments (blocks 0-1, 2-3, 4 to the
-    end)."""
-    subspace: SubspaceConfig = field(default_factory=SubspaceConfig)
-    projection: ProjectionConfig = field(default_factory=ProjectionConfig)
-
-    def __post_init__(self) -> None:
-        if self.initial is not None:
-            untouched = ModelSettings()
-            for setting in dataclasses.fields(self):
-                if setting.name != "initial" and getattr(self, setting.name) != getattr(untouched, setting.name):
-                    raise UserError(f"model.initial defines the whole model: leave model.{setting.name} out")
-
-    def resolve(self, vocab_size: int) -> ModelConfig:
-        """The model configuration: the preset with these overrides and the vocabulary size of the data.
-
-        Raises UserError for an unknown preset, or for an override that the preset's family does not have.
-        """
-        if self.preset not in PRESETS:
-            raise UserError(f"model.preset {self.preset!r} is not one of: {', '.join(PRESETS)}")
-        if self.subspace.fixed == "given":
-            raise UserError(
-                'model.subspace.fixed = "given" comes with `thinpipe import` only: write "signs" or "gaussian"'
-            )
-        if self.subspace.width is None and self.subspace != SubspaceConfig():
-            raise UserError("model.subspace has settings but no width: set model.subspace.width, or leave them out")
-        preset = PRESETS[self.preset]
-        changes: dict[str, object] = {
-            "vocab_size": vocab_size,
-            "subspace": self.subspace,
-            "projection": self.projection,
-        }
-        known = {field.name for field in dataclasses.fields(preset)}
-        for change in dataclasses.fields(self):
-            value = getattr(self, change.name)
-            if value is None or change.name in ("preset", "initial", "subspace", "projection"):
-                continue
-            if change.name not in known:
-                raise UserError(f"model.{change.name} does not belong to {self.preset}: leave it out")
-            changes[change.name] = value
-        return dataclasses.replace(preset, **changes)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,6 +249,7 @@ class RunConfig:
 
     job: JobConfig = field(default_factory=JobConfig)
     model: ModelSettings = field(default_factory=ModelSettings)
+    lora: Annotated[LoraConfig | None, tyro.conf.AvoidSubcommands] = None
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
@@ -338,6 +273,7 @@ class RunConfig:
         if self.parallelism.pipeline_parallel_schedule == "ZBVZeroBubble":
             self._refuse_unsplit_backward()
         self._refuse_few_microbatches()
+        self._refuse_adapters_of_nothing()
         if self.link.is_shaped and self.parallelism.pipeline_parallel_degree == 1:
             raise UserError(
                 "[link] emulates the links between processes, and there is one process: "
@@ -364,6 +300,15 @@ class RunConfig:
             raise UserError(
                 "ZBVZeroBubble splits the backward pass, and torch 2.13 cannot split that of a boundary projection's "
                 "tables: set parallelism.pipeline_parallel_schedule to 1F1B, GPipe or Interleaved1F1B"
+            )
+
+    def _refuse_adapters_of_nothing(self) -> None:
+        if self.lora is not None and self.model.hf is None:
+            raise UserError("[lora] adapts a Hugging Face model: set model.hf, or leave [lora] out")
+        if self.lora is None and self.model.quantize_base is not None:
+            raise UserError(
+                "model.quantize_base freezes the base, so there is nothing to train without adapters: write a section "
+                "[lora], or leave model.quantize_base out"
             )
 
     def _refuse_few_microbatches(self) -> None:

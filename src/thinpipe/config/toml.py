@@ -108,7 +108,8 @@ def _choices(config_type: Any, place: str) -> tuple[str, ...]:
     hint: Any = config_type
     for name in place.split("."):
         hint = typing.get_type_hints(_section_type(hint)).get(name) if _section_type(hint) else None
-    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    is_several = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    members = typing.get_args(hint) if is_several else (hint,)
     return tuple(
         value for member in members if typing.get_origin(member) is typing.Literal for value in typing.get_args(member)
     )

@@ -3,7 +3,9 @@
 One text, in one process; no tokenizer and no batches.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,13 +14,16 @@ from thinpipe.core.errors import UserError
 from thinpipe.models.kv_cache import KVCache
 from thinpipe.models.model import Model
 
+if TYPE_CHECKING:
+    from thinpipe.models.hf.decoder import HuggingFaceModel
+
 _PREFILL_CHUNK = 256
 """Tokens of the prompt per forward pass: the logits of a whole long prompt, tokens x vocabulary, could be larger than
 the model."""
 
 
 def generate(
-    model: Model,
+    model: "Model | HuggingFaceModel",
     prompt_ids: Sequence[int],
     *,
     max_new_tokens: int,
@@ -35,7 +40,8 @@ def generate(
     training mode with dropout.
     """
     config = model.config
-    if not 0 < len(prompt_ids) < config.max_seq_len:
+    longest = len(prompt_ids) + max_new_tokens + 1 if config.max_seq_len is None else config.max_seq_len
+    if not 0 < len(prompt_ids) < longest:
         raise UserError(
             f"a prompt of {len(prompt_ids)} tokens: give at least one, and fewer than max_seq_len {config.max_seq_len}"
         )
@@ -49,12 +55,17 @@ def generate(
     dropout: float = getattr(config, "dropout", 0.0)
     if model.training and dropout:
         raise ValueError("dropout is on: call model.eval() first")
-    end = min(len(prompt_ids) + max_new_tokens, config.max_seq_len)
-    return _stream(model, list(prompt_ids), end, temperature, top_p, torch.Generator().manual_seed(seed), stop_id)
+    end = min(len(prompt_ids) + max_new_tokens, longest)
+    read = partial(_last_logits, model, KVCache(end)) if isinstance(model, Model) else _huggingface_reader(model)
+    return _stream(read, list(prompt_ids), end, temperature, top_p, torch.Generator().manual_seed(seed), stop_id)
+
+
+Read = Callable[[list[int]], Tensor]
+"""Reads the next token ids of a text; returns the logits of the token after them, [V]."""
 
 
 def _stream(
-    model: Model,
+    read: Read,
     ids: list[int],
     end: int,
     temperature: float,
@@ -62,9 +73,9 @@ def _stream(
     generator: torch.Generator,
     stop_id: int | None,
 ) -> Iterator[int]:
-    cache, unread = KVCache(end), ids
+    unread = ids
     for _ in range(len(ids), end):
-        token = sample_token(_last_logits(model, unread, cache), temperature, top_p, generator)
+        token = sample_token(read(unread), temperature, top_p, generator)
         yield token
         if token == stop_id:
             return
@@ -72,13 +83,19 @@ def _stream(
 
 
 @torch.no_grad()
-def _last_logits(model: Model, ids: list[int], cache: KVCache) -> Tensor:
+def _last_logits(model: Model, cache: KVCache, ids: list[int]) -> Tensor:
     """Processes `ids` in chunks, extending `cache`; returns the logits of the last token, [V]."""
     device = next(model.parameters()).device
     logits_BTV = torch.empty(0)
     for piece_BT in torch.tensor([ids], device=device).split(_PREFILL_CHUNK, dim=1):
         logits_BTV = model(piece_BT, cache)
     return logits_BTV[0, -1]
+
+
+def _huggingface_reader(model: "HuggingFaceModel") -> Read:
+    from thinpipe.models.hf.generating import reader  # transformers takes seconds to import
+
+    return reader(model)
 
 
 def sample_token(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:

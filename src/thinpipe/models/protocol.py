@@ -157,3 +157,8 @@ def refuse_packing(config: PipelineModelConfig) -> None:
 def trainable_parameters(*parts: PipelineModel | PipelineSegment) -> dict[str, nn.Parameter]:
     """Parameters that a run updates and saves, in layer order; frozen ones are not among them."""
     return {name: each for part in parts for name, each in part.named_parameters() if each.requires_grad}
+
+
+def base_hashes(segments: Sequence[PipelineSegment]) -> set[str]:
+    """Hashes of the tensors that these segments have read from a base; none of those drawn from a seed."""
+    return {value for segment in segments for value in getattr(segment, "base_hashes", {}).values()}

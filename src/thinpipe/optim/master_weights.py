@@ -15,7 +15,10 @@ from thinpipe.subspace.parameter_tags import coordinates_of
 
 def keep_masters_on_host(module: nn.Module) -> None:
     """Replaces the float32 weights of linear layers in place, without effect on a device that computes in host memory.
-    Coordinates stay as they are: a change of basis needs them on the device."""
+    Coordinates stay as they are: a change of basis needs them on the device; so does a module with frozen weights, of
+    which only small adapters are updated."""
+    if not all(parameter.requires_grad for parameter in module.parameters()):
+        return
     for layer in module.modules():
         if not isinstance(layer, nn.Linear) or coordinates_of(layer.weight) is not None:
             continue

@@ -18,6 +18,7 @@ from thinpipe.planning.memory_budget import PROCESS_NBYTES, MemoryBudget
 from thinpipe.planning.partition import SegmentNeeds
 from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes, without_offload
 from thinpipe.planning.simulation.schedule_actions import action_lists
+from thinpipe.planning.stored_model import StoredModel, memory_of_stored_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +165,7 @@ _KINDS: tuple[Callable[[RunConfig], Iterator[Saving]], ...] = (
 class LocalFit:
     """Processes of a run that compute on one device of this machine, and the memory there."""
 
-    model: ModelConfig
+    model: ModelConfig | StoredModel
     budget: MemoryBudget
     ranks: tuple[int, ...]
     """Processes of the run that share the device, by their rank in the pipeline."""
@@ -194,7 +195,7 @@ class LocalFit:
             "gradients": use.gradients,
             "optimiser state": use.optimiser,
             "activations": use.activations,
-            "frozen tables": use.frozen,
+            "frozen weights" if isinstance(self.model, StoredModel) else "frozen tables": use.frozen,
             "Python and torch": use.overhead,
         }
         if budget.host_free_nbytes is not None and use.host > budget.host_free_nbytes:
@@ -230,10 +231,12 @@ class LocalFit:
 
 
 def memory_of_processes(
-    config: RunConfig, model: ModelConfig, budget: MemoryBudget, attention: AttentionKernel = "fused"
+    config: RunConfig, model: ModelConfig | StoredModel, budget: MemoryBudget, attention: AttentionKernel = "fused"
 ) -> list[MemoryUse]:
     """Peak memory of every process of a run, in pipeline order, if each has a device like that of `budget`; without
     what processes take of the device beside tensors."""
+    if isinstance(model, StoredModel):
+        return memory_of_stored_model(config, model, budget)
     config = without_offload(config) if budget.is_host else config
     section, costs = config.parallelism, segment_costs(model, config, attention)
     degree, schedule = section.pipeline_parallel_degree, section.pipeline_parallel_schedule
@@ -256,11 +259,13 @@ def memory_of_processes(
 
 
 def machines_needed(
-    config: RunConfig, model: ModelConfig, budget: MemoryBudget, attention: AttentionKernel = "fused"
+    config: RunConfig, model: ModelConfig | StoredModel, budget: MemoryBudget, attention: AttentionKernel = "fused"
 ) -> tuple[int, int] | None:
     """Smallest number of machines with this much memory and this kernel that hold the model, cut between any two
     blocks, and the bytes of the fullest device. None if a single block is too large, or if the batch has fewer
-    sequences than machines."""
+    sequences than machines; and for a Hugging Face model, where it is not searched."""
+    if isinstance(model, StoredModel):
+        return None
     finest = replace(model, boundaries=tuple(range(1, model.n_layers)), tied=False)
     costs, shared = segment_costs(finest, config, attention), shared_nbytes(finest, config)
     for number in range(2, min(model.n_layers, config.training.global_batch_size) + 1):

@@ -8,6 +8,7 @@ link statistics. Norms are summed in layer order, so gradient clipping is bit-id
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -42,6 +43,9 @@ from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, Subspace, re
 from thinpipe.training.step_outcome import StepOutcome, outcome_of
 from thinpipe.training.step_vector import StepVector, trained_scale
 from thinpipe.transport.collectives import Collectives, collectives_for
+
+if TYPE_CHECKING:
+    from thinpipe.models.hf.decoder import HuggingFaceModel
 
 Ids = npt.NDArray[np.int64]
 
@@ -378,7 +382,7 @@ class Engine:
 
 @torch.no_grad()
 def mean_loss(
-    model: Model, batches: Iterable[Ids], device: torch.device | str, *, chats: bool = False
+    model: "Model | HuggingFaceModel", batches: Iterable[Ids], device: torch.device | str, *, chats: bool = False
 ) -> tuple[float, int]:
     """Mean loss over all tokens of all batches (of any size) and the number of tokens; of chats, over the trained ones.
     No boundary encoding."""

@@ -19,6 +19,7 @@ from thinpipe.planning.fitting import LocalFit
 from thinpipe.planning.memory_budget import MemoryBudget
 from thinpipe.planning.model_shape import resolve_model
 from thinpipe.planning.segment_costs import with_precision
+from thinpipe.planning.stored_model import StoredModel, stored_model_of
 
 if TYPE_CHECKING:
     import torch
@@ -63,8 +64,13 @@ def _check(
     if not config.training.check_memory:
         return
     try:
-        model, _ = resolve_model(config, None)
-        attention = "fused" if device is None else kernel_of(config, model, device)
+        stored = stored_model_of(config)
+        if stored is None and config.model.hf is not None:  # on a model hub: nothing of it may be here yet
+            return
+        model = stored or resolve_model(config, None)[0]
+        attention: AttentionKernel = "fused"
+        if device is not None and not isinstance(model, StoredModel):
+            attention = kernel_of(config, model, device)
         fit = LocalFit(model=model, budget=budget, ranks=ranks, starting=starting, attention=attention)
         fits = fit.judge(config).fits
     except UserError:  # of the settings: the run itself raises it, with more words

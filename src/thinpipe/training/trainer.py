@@ -14,10 +14,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from thinpipe.checkpoint import Checkpoint, CheckpointFolder, find_checkpoint, model_config_of, new_manifest
+from thinpipe.checkpoint import Checkpoint, CheckpointFolder, find_checkpoint, new_manifest
 from thinpipe.checkpoint.distributed import Saver, latest_common_checkpoint
-from thinpipe.checkpoint.state import refuse_other_model, versions
-from thinpipe.config.boundary import BoundaryConfig
+from thinpipe.checkpoint.state import refuse_other_base, refuse_other_model, versions
 from thinpipe.config.run import DataConfig, JobConfig, MetricsConfig, RunConfig
 from thinpipe.config.toml import differences, dump_toml
 from thinpipe.core.errors import UserError
@@ -39,15 +38,17 @@ from thinpipe.core.foreign import foreign_table, sanitize
 from thinpipe.core.run_folder import checkpoints_path, events_path, settings_path
 from thinpipe.data import Cursor
 from thinpipe.device.device_class import device_class
-from thinpipe.models import ModelConfig
+from thinpipe.models.protocol import trainable_parameters
 from thinpipe.optim.lr_schedule import lr_factor
 from thinpipe.training.attempts import MAX_CONSECUTIVE_SKIPS, Attempts
+from thinpipe.training.base_hash import gather_base_sha256
 from thinpipe.training.boundary_watch import BoundaryWatch
 from thinpipe.training.console import Display, open_display
 from thinpipe.training.data_loading import BatchLoader
 from thinpipe.training.engine import Engine
 from thinpipe.training.faults import Fault, PoisonedError
 from thinpipe.training.graceful_shutdown import StopRequest
+from thinpipe.training.model_choice import choose_model
 from thinpipe.training.run_environment import RunEnvironment
 from thinpipe.training.step_outcome import StepOutcome
 
@@ -71,10 +72,13 @@ class Trainer:
         origin = self.checkpoints.newest_complete(layers=())[0]
         if origin is None and config.model.initial is not None:
             origin = find_checkpoint(config.model.initial, layers=())
-        self.model_config = self._model_config(origin)
+        self.model_config = choose_model(
+            config, self.batch_loader.dataset_info.vocab_size, origin, reads_tokens=self.collectives.rank == 0
+        )
         self.engine = Engine(
             config, self.model_config, group, self.collectives, chats=self.batch_loader.dataset_info.chats
         )
+        self.base_sha256 = gather_base_sha256(self.engine)
         self.boundary_watch = BoundaryWatch(
             self.engine.process_of_segment, self.run_environment.name_of, basis_interval=config.basis.interval
         )
@@ -100,33 +104,6 @@ class Trainer:
                 f"process {self.collectives.rank} has other settings than process 0 (0 -> {self.collectives.rank}): "
                 f"{listed}. Start all processes with the same settings"
             )
-
-    def _model_config(self, origin: Checkpoint | None) -> ModelConfig:
-        vocabulary, model_settings = self.batch_loader.dataset_info.vocab_size, self.config.model
-        if model_settings.initial is None:
-            model = model_settings.resolve(vocabulary)
-        else:
-            assert origin is not None
-            model = model_config_of(origin)
-            if vocabulary > model.vocab_size:
-                raise UserError(
-                    f"the tokens in {self.config.data.path} have a vocabulary of {vocabulary} ids, and the model in "
-                    f"{model_settings.initial} has one of {model.vocab_size}: make the tokens with `thinpipe tokenize "
-                    f"--tokenizer {model_settings.initial / 'tokenizer'}`"
-                )
-        if not model.boundaries and self.config.boundary != BoundaryConfig():
-            raise UserError(
-                "[boundary] has settings, but model.boundaries is empty, so no message crosses a boundary: "
-                "set model.boundaries, or leave [boundary] out"
-            )
-        if model.subspace.width is None and self.config.optimizer.second_moment != "row":
-            raise UserError("optimizer.second_moment is for subspace models: leave it out, or set model.subspace.width")
-        if self.config.training.seq_len > model.max_seq_len:
-            raise UserError(
-                f"training.seq_len {self.config.training.seq_len} is above the model's max_seq_len "
-                f"{model.max_seq_len}: lower training.seq_len, or raise model.max_seq_len"
-            )
-        return model
 
     def train(self) -> str:
         """Trains until the last step, a stop request or too many skipped steps, then saves a checkpoint.
@@ -275,6 +252,7 @@ class Trainer:
             self._tell(SaveFailed(step=0, reason=f"checkpoint ignored on resume: {problem}"))
         if checkpoint is not None:
             refuse_other_model(self.model_config, checkpoint)
+            refuse_other_base(str(self.config.model.hf), self.base_sha256, checkpoint)
             changed = self._changes_since(checkpoint) if checkpoint.manifest.step else []
             if checkpoint.manifest.step == 0:  # initial weights only: no optimizer, tracker or codec state to restore
                 self.engine.start_from(checkpoint)
@@ -297,7 +275,7 @@ class Trainer:
         started = Started(
             step=self.finished_steps,
             config=settings,
-            parameters=sum(p.numel() for p in self.engine.model.parameters()),
+            parameters=sum(p.numel() for p in trainable_parameters(self.engine.model).values()),
             versions=versions(),
             resumed_from=str(checkpoint.path) if checkpoint and checkpoint.manifest.step else None,
             changed=changed,
@@ -348,6 +326,7 @@ class Trainer:
             samples_seen=self.cursor.samples_seen,
             data_sha256=self.batch_loader.dataset_info.sha256,
             run=dump_toml(self.config),
+            base_sha256=self.base_sha256,
         )
         try:
             saved = self.saver.save(manifest, self.engine.state(with_space=self.saver.is_leader))

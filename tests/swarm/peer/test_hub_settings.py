@@ -20,6 +20,13 @@ OF_THE_PEER = {
     "job.dump_folder": "/tmp/elsewhere",
     "job.print_config": True,
     "model.initial": "/etc",
+    "model.hf": "/etc",
+    "model.quantize_base": "nf4",
+    "lora.r": 3,
+    "lora.lora_alpha": 5.0,
+    "lora.target_modules": ["q_proj"],
+    "lora.lora_dropout": 0.5,
+    "lora.use_rslora": True,
     "data.path": "/etc",
     "training.device": "cuda:7",
     "boundary.store": "/etc",
@@ -40,6 +47,7 @@ def settings(config_type=RunConfig, place=""):
     """All settings of a run by dotted name, sections of sections as one."""
     for field in dataclasses.fields(config_type):
         kind = typing.get_type_hints(config_type)[field.name]
+        kind = next((each for each in typing.get_args(kind) if dataclasses.is_dataclass(each)), kind)
         if not place and dataclasses.is_dataclass(kind):
             yield from settings(kind, f"{field.name}.")
         else:
@@ -52,7 +60,7 @@ def taken(text):
 
 def value_of(config, name):
     section, _, setting = name.partition(".")
-    return getattr(getattr(config, section), setting)
+    return getattr(getattr(config, section), setting, None)
 
 
 def test_every_setting_is_taken_or_the_peers_own():

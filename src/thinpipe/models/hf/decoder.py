@@ -8,7 +8,6 @@ as `inputs_embeds`, which some models scale or add positions to.
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -21,9 +20,10 @@ from thinpipe.config.model import ExecutionConfig
 from thinpipe.config.model_family import MAX_LOGITS
 from thinpipe.core.errors import UserError
 from thinpipe.core.seeds import derive_seed
+from thinpipe.models.hf.base_files import stored_tensors
 from thinpipe.models.hf.blocks import OwnBlock, Pass
 from thinpipe.models.hf.counter_dropout import CounterDropout
-from thinpipe.models.hf.hollow import build_on_meta, load_hollow, stored_tensors
+from thinpipe.models.hf.hollow import build_on_meta, load_hollow
 from thinpipe.models.hf.layer_plan import LayerPlan, find_plan, leaf
 from thinpipe.models.hf.pretrained_config import dropout_rates, transformers_config
 from thinpipe.subspace import DenseSpace
@@ -46,6 +46,8 @@ class HuggingFaceSegment(nn.Module):
         self.execution, self.autocast_bf16 = ExecutionConfig(), False
         self.drops = bool(dropout_rates(config.stored)) or bool(config.lora and config.lora.lora_dropout)
         """Whether blocks or embeddings have dropout in training."""
+        self.base_hashes: dict[str, str] = {}
+        """By stored name, the hash of each tensor of the base that `materialise` has read."""
         self._running = Pass()
         self._hollow: Any = None
         self._own(whole)
@@ -86,11 +88,14 @@ class HuggingFaceSegment(nn.Module):
         hollow = load_hollow(
             transformers_config(self.config.stored),
             self.own_blocks,
-            stored_tensors(Path(self.config.source)),
+            stored_tensors(self.config.source, self.base_hashes),
             self._running,
             device=torch.device(device),
             dtype=dtype,
+            quantize=self.config.quantize_base,
         )
+        if self.config.is_untied and self.is_first and self.is_last:
+            _untie(hollow)
         if self.config.lora is not None:
             self._adapt(hollow, self.config.lora, seed)
         self._own(hollow)
@@ -100,6 +105,11 @@ class HuggingFaceSegment(nn.Module):
             is_first = index == self.own_blocks.start
             blocks[index] = OwnBlock(blocks[index], self._running, index, is_first=is_first)
         return self.train(self.training)
+
+    def release(self) -> None:
+        """Frees the weights. The segment cannot be used after that."""
+        self.first, self.blocks, self.last = None, nn.ModuleDict(), None
+        object.__setattr__(self, "_hollow", None)
 
     def _adapt(self, hollow: Any, lora: LoraConfig, seed: int) -> None:
         from thinpipe.models.hf.lora import add_adapters, draw_adapters  # peft takes seconds to import
@@ -166,6 +176,13 @@ class HuggingFaceSegment(nn.Module):
             raise ValueError("dropout is on: pass dropout_seed, or call model.eval() first")
         return CounterDropout(derive_seed(seed, "embedding"))
 
+    @property
+    def whole(self) -> Any:
+        """transformers' model, of a segment that is the whole model and has its weights."""
+        assert self.is_first
+        assert self.is_last
+        return self._hollow
+
     def _logits(self, ids_BT: Tensor, states_BTD: Tensor) -> Tensor:
         """transformers' own head, with its scales and softcaps."""
         known = _KnownStates(states_BTD, self._running.output_class)
@@ -212,7 +229,7 @@ class HuggingFaceModel(nn.Module):
         self.config, self.space = config, DenseSpace(config.dim)
         whole = build_on_meta(transformers_config(config.stored), torch.float32)
         plan = find_plan(whole)
-        if len(config.segments) > 1:
+        if config.is_untied:
             _untie(whole)
         if config.lora is not None:
             from thinpipe.models.hf.lora import add_adapters
@@ -224,6 +241,14 @@ class HuggingFaceModel(nn.Module):
     def named_parameters(self, *_args: Any, **_kwargs: Any) -> Any:
         for segment in self.segments:
             yield from segment.named_parameters()
+
+    def forward(self, ids_BT: Tensor, *, targets_BT: Tensor | None = None) -> Tensor:
+        """Logits or, with `targets_BT`, the cross-entropy of every token in one row."""
+        state: Tensor | None = None
+        for segment in self.segments:
+            state = segment(ids_BT, state, targets_BT=targets_BT)
+        assert state is not None
+        return state
 
     def set_execution(self, execution: ExecutionConfig, *, autocast_bf16: bool = False) -> None:
         """Sets the execution options of all segments. Raises UserError for what is not supported."""

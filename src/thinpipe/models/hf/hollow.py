@@ -9,7 +9,6 @@ that are merged on loading). What transformers does not document is used in this
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +16,11 @@ import transformers
 from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
+from thinpipe.config.huggingface_model import QuantizedBase
 from thinpipe.core.errors import UserError
 from thinpipe.models.hf.blocks import OtherSegmentsBlock, Pass
 from thinpipe.models.hf.layer_plan import LayerPlan, UnsupportedModelError, find_plan
-from thinpipe.models.hf.weights import StoredTensors
+from thinpipe.models.hf.quantised import keep_packing, quantisation
 
 
 class ZeroTable(nn.Module):
@@ -51,12 +51,20 @@ def build_on_meta(config: Any, dtype: torch.dtype) -> Any:
 
 
 def load_hollow(
-    config: Any, blocks: range, tensors: Mapping[str, Any], running: Pass, *, device: torch.device, dtype: torch.dtype
+    config: Any,
+    blocks: range,
+    tensors: Mapping[str, Any],
+    running: Pass,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantize: QuantizedBase | None = None,
 ) -> Any:
     """The model with these blocks and, at the ends, with the embeddings or with norm and head, and its weights.
 
     `tensors`: stored name -> what `[...]` reads the tensor from; only tensors of these layers are read. `running`: the
-    pass to which other segments' blocks belong. Raises UserError if a tensor is missing.
+    pass to which other segments' blocks belong. `quantize`: how matrices of blocks are kept. Raises UserError if a
+    tensor is missing.
     """
     hollow_class = _hollow_class(causal_model_class(config), blocks, running)
     with quiet():
@@ -66,9 +74,11 @@ def load_hollow(
             state_dict=tensors,
             dtype=dtype,
             device_map={"": device},
+            quantization_config=quantisation(quantize, device, dtype),
             output_loading_info=True,
             generation_config=transformers.GenerationConfig(),  # type: ignore[no-untyped-call]
         )
+    keep_packing(model)
     _refuse_incomplete(model, info)
     if model.segment_blocks.start > 0:
         _remove_tables(model, model.segment_plan)  # one may have been kept, for the head that is tied to it
@@ -135,22 +145,6 @@ def _refuse_incomplete(model: Any, info: Mapping[str, Any]) -> None:
     empty = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
     if empty:
         raise UnsupportedModelError(f"transformers' loader leaves {empty[0]} without a value")
-
-
-class StoredTensor:
-    """A tensor of a folder of safetensors files, read when it is indexed; its file is not opened before."""
-
-    def __init__(self, stored: StoredTensors, name: str) -> None:
-        self._stored, self._name = stored, name
-
-    def __getitem__(self, index: Any) -> Tensor:
-        return self._stored.read(self._name)[index]
-
-
-def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors of a folder by name, none of them read. Raises UserError."""
-    stored = StoredTensors(folder, "")
-    return {name: StoredTensor(stored, name) for name in stored.names}
 
 
 class _NoReports(logging.Filter):

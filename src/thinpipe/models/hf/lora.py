@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from thinpipe.config.huggingface_model import HuggingFaceModelConfig, LoraConfig
 from thinpipe.device.counter_random import uniform
+from thinpipe.models.hf.base_files import HubModel
 from thinpipe.models.hf.layer_plan import LayerPlan, UnsupportedModelError
 
 _ADAPTER = "default"
@@ -49,7 +50,7 @@ def add_adapters(model: Any, plan: LayerPlan, lora: LoraConfig) -> None:
             warnings.simplefilter("ignore")  # that it has seen how a layer stores its matrix
             peft.inject_adapter_in_model(peft_config(lora), model, adapter_name=_ADAPTER)
     except ValueError as error:
-        raise UnsupportedModelError(f"peft finds nothing to adapt in these blocks: {error}") from error
+        raise UnsupportedModelError(f"peft does not adapt these blocks: {error}") from error
     for name, parameter in model.named_parameters():
         is_adapter = f".lora_A.{_ADAPTER}." in name or f".lora_B.{_ADAPTER}." in name
         parameter.requires_grad_(is_adapter)
@@ -73,9 +74,11 @@ def draw_adapters(named: Mapping[str, nn.Parameter], seed: int) -> None:
             parameter.zero_()
 
 
-def save_adapter(config: HuggingFaceModelConfig, adapters: Mapping[str, Tensor], folder: Path) -> None:
+def save_adapter(
+    config: HuggingFaceModelConfig, adapters: Mapping[str, Tensor], folder: Path, *, fan_in_fan_out: bool = False
+) -> None:
     """Writes a folder that `PeftModel.from_pretrained` opens. `adapters`: those of all segments, by their names in
-    transformers."""
+    transformers; `fan_in_fan_out`: whether the base stores their matrices as inputs x outputs."""
     assert config.lora is not None
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -83,8 +86,10 @@ def save_adapter(config: HuggingFaceModelConfig, adapters: Mapping[str, Tensor],
         for name, tensor in adapters.items()
     }
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    described = peft_config(config.lora, config.source)
-    described.inference_mode = True
+    hub = HubModel.of(config.source)
+    described = peft_config(config.lora, config.source if hub is None else hub.name)
+    described.revision = None if hub is None else hub.revision
+    described.inference_mode, described.fan_in_fan_out = True, fan_in_fan_out
     if config.lora.target_modules == "all-linear":  # what it came to: peft would look for it in the whole model again
         described.target_modules = sorted({name.rsplit(".", 3)[0].rsplit(".", 1)[-1] for name in adapters})
     described.save_pretrained(str(folder))

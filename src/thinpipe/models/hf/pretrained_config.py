@@ -57,6 +57,8 @@ def describe(stored: Mapping[str, Any], source: str, boundaries: tuple[int, ...]
         dim=config.hidden_size,
         n_layers=config.num_hidden_layers,
         boundaries=boundaries,
+        max_seq_len=getattr(config, "max_position_embeddings", None),
+        is_tied=bool(getattr(config, "tie_word_embeddings", False)),
     )
 
 

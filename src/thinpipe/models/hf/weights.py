@@ -6,6 +6,7 @@ projection is saved by `models.hf.projection`.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ __all__ = ["load_config", "load_weights", "save"]
 SINGLE_FILE, INDEX, PICKLE_FILES = "model.safetensors", "model.safetensors.index.json", "pytorch_model*.bin"
 HEAD = "last.lm_head.weight"
 SHARD_BYTES = 5_000_000_000
+_ITEM_BITS = {"F64": 64, "I64": 64, "F32": 32, "I32": 32, "F16": 16, "BF16": 16, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
+"""Bits of a number by its type's name in safetensors files."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,13 @@ class StoredTensors:
             path = self.folder / self._file_of[key]
             raise UserError(f"cannot read {key} from {path} ({error}): download the folder again") from error
         return tensor
+
+    def nbytes(self, name: str) -> int:
+        """Size of a tensor, which is not read."""
+        key = self._key(name)
+        found = self._open(self._file_of[key]).get_slice(key)
+        count: int = math.prod(found.get_shape())
+        return count * _ITEM_BITS[found.get_dtype()] // 8
 
     def _key(self, name: str) -> str:
         return name if name in self._file_of else name.removeprefix(self._base)

@@ -48,6 +48,8 @@ def reject_unused_settings(config: RunConfig) -> None:
             f"a hub assigns consecutive segments to each peer, and {schedule} needs two stages per process: "
             f"set parallelism.pipeline_parallel_schedule to {' or '.join(_ONE_STAGE_SCHEDULES)}"
         )
+    if config.model.hf is not None:
+        raise UserError("a hub hosts no Hugging Face models yet: train model.hf with `thinpipe train`")
     if config.link.is_shaped:
         raise UserError("peers use their real links: remove [link], which emulates links between local processes")
     if config.boundary.store is not None:
