@@ -149,7 +149,7 @@ def test_a_revoked_invite_is_refused_and_the_others_are_not(tmp_path):
             running.broker.revoke_invite(kept.id)
 
 
-def test_a_kick_cuts_within_a_second_and_disturbs_nobody(tmp_path):
+def test_a_kick_cuts_one_and_disturbs_nobody(tmp_path):
     with running_broker(tmp_path / "hub", ("p1",)) as running, open_admission(running) as (invite, _):
         used = invite()
         came = accept_invite(used, tmp_path / "bert", name="bert", numerics=NUMERICS)
@@ -162,10 +162,9 @@ def test_a_kick_cuts_within_a_second_and_disturbs_nobody(tmp_path):
             async with people[0] as (kicked, faults), people[1] as (other, untouched):
                 mail = await other.subscribe("m.p1.*.d")
                 await other.flush()
-                began = time.monotonic()
                 await asyncio.to_thread(running.broker.remove_peer, "bert")
                 assert isinstance(await faults.wait(), ConnectionError)
-                assert time.monotonic() - began < 1 or not kicked.is_connected
+                assert not kicked.is_connected
                 await other.publish("m.p1.p1.d", b"still here")
                 assert (await mail.next_msg(timeout=PATIENCE)).data == b"still here"
                 assert not untouched
