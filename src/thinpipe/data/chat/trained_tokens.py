@@ -63,7 +63,8 @@ def _encode_by_prefixes(chat: Chat, template: ChatTemplate, train_on: TrainOn) -
             raise UnusableChatError(CHANGES_EARLIER_TURNS)
         if not after.startswith(before):
             raise UnusableChatError(NO_PREFIX)
-        begin, end = (_tokens_of_prefix(prefix, ids, template) for prefix in (before, after))
+        begin = _tokens_of_prefix(before, ids, template)
+        end = len(ids) if after == rendered else _tokens_of_prefix(after, ids, template)
         trained[begin : _end_of_words(ids, begin, end, template)] = True
     return ids, trained
 
