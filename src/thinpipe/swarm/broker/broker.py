@@ -185,6 +185,15 @@ class Broker:
     def log_tail(self) -> str:
         return self._server.log_tail()
 
+    def restart(self) -> None:
+        """Starts a server that has ended, on the same port and with all that is on disk. Raises UserError if it ends
+        again while it starts."""
+        with self._change_lock:
+            self._server.stop()
+            self._requested_port = self._state.port  # peers dial this one
+            self._start(find_server(self._executable))
+            self._owes_revocations = False
+
     def add_peer(self, name: str, public_key: str, *, invite: str = "") -> None:
         """Enters a peer, and that it has used this invite, in one change that is on disk when this returns."""
         with self._change_lock:

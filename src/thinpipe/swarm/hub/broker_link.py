@@ -1,12 +1,13 @@
-"""The hub's own connections to its broker, dialled again when they are lost.
+"""The hub's own connections to its broker, dialled again when they are lost; a server that has ended is started again.
 
-Nothing but an ended server ends the hub: errors of the client are logged with their cause, and while there is no
-connection the hub goes on without.
+Nothing but a server that ends again and again ends the hub: errors of the client are logged with their cause, and while
+there is no connection the hub goes on without.
 """
 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -21,6 +22,8 @@ from thinpipe.transport.nats.direct_client import DirectClient
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_SECONDS = 2.0
+_STARTS, _START_SECONDS = 5, 600.0
+"""A server that has to be started more often than `_STARTS` times within `_START_SECONDS` is given up."""
 
 
 class BrokerLink:
@@ -38,6 +41,8 @@ class BrokerLink:
         self._lost_at = 0.0
         """When the connection was lost, in seconds of the monotonic clock."""
         self._cause = ""
+        self._started_again: deque[float] = deque(maxlen=_STARTS)
+        """When the server was started again, in seconds of the monotonic clock."""
 
     async def open(self) -> None:
         """Connects for the first time. Raises UserError if that fails."""
@@ -48,13 +53,14 @@ class BrokerLink:
         return self._client is not None and self._client.is_connected
 
     async def reconnect(self) -> None:
-        """Tries once to connect again. Raises ConnectionError if the server has ended."""
+        """Tries once to connect again, and starts the server again if it has ended. Raises ConnectionError if that
+        fails or does not last."""
         if self._client is not None:
             await self.close()
             self._lost_at = time.monotonic()
             self._tell_owner(f"the hub has lost the connection to its own server ({self._cause}): it dials again")
         if not self._broker.running:
-            raise ConnectionError(f"nats-server has ended. The end of its log:\n{self._broker.log_tail()}")
+            await self._start_again()
         try:
             await self._connect()
             await asyncio.to_thread(self._broker.catch_up)
@@ -62,6 +68,18 @@ class BrokerLink:
             _LOG.warning("the hub cannot reach its own server: %s", error)
         else:
             self._tell_owner(f"the hub is connected again after {time.monotonic() - self._lost_at:.1f} s")
+
+    async def _start_again(self) -> None:
+        now, log = time.monotonic(), self._broker.log_tail()
+        if len(self._started_again) == _STARTS and now - self._started_again[0] < _START_SECONDS:
+            raise ConnectionError(f"nats-server ends again and again. The end of its log:\n{log}")
+        self._started_again.append(now)
+        _LOG.warning("nats-server has ended and is started again. The end of its log:\n%s", log)
+        self._tell_owner("nats-server has ended: the hub starts it again (the end of its log is in hub/hub.log)")
+        try:
+            await asyncio.to_thread(self._broker.restart)
+        except (UserError, OSError) as error:
+            raise ConnectionError(f"nats-server has ended and cannot be started again: {error}") from error
 
     async def publish(self, subject: str, data: bytes) -> None:
         """Without a connection nothing is published: peers notice by themselves that it is lost."""
