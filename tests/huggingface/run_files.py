@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.huggingface.models import default_config, save_model
+from tests.programs import PATIENCE
 from thinpipe.config.data import TokenizeConfig
 from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.config.run import (
@@ -87,7 +88,9 @@ def run_of(base, tokens, folder, way="LoRA", *, degree=1, cuts=CUTS, **sections)
         model=model,
         data=DataConfig(path=tokens),
         training=TrainingConfig(steps=STEPS, global_batch_size=8, seq_len=16, device="cpu", precision="fp32"),
-        parallelism=ParallelismConfig(pipeline_parallel_degree=degree, pipeline_parallel_microbatch_size=2),
+        parallelism=ParallelismConfig(
+            pipeline_parallel_degree=degree, pipeline_parallel_microbatch_size=2, timeout_seconds=PATIENCE
+        ),
         lr_scheduler=LRSchedulerConfig(warmup_steps=1),
         checkpoint=CheckpointConfig(interval=2, keep_latest_k=0),
         validation=ValidationConfig(freq=2, steps=1),
