@@ -9,7 +9,8 @@ import torch
 from tests.huggingface.models import save_model, small_config
 from tests.huggingface.run_files import run_of
 from thinpipe.core.errors import UserError
-from thinpipe.models.hf.base_files import base_file, base_sha256, pinned_source, tensor_sha256
+from thinpipe.models.hf.base_files import base_file, pinned_source
+from thinpipe.models.hf.base_statement import base_sha256, tensor_sha256
 from thinpipe.models.hf.decoder import HuggingFaceModel
 from thinpipe.models.hf.model_of_run import model_of_run
 

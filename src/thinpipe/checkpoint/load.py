@@ -55,7 +55,7 @@ def _load_huggingface(
     config: HuggingFaceModelConfig, checkpoint: Checkpoint, device: torch.device | str
 ) -> "HuggingFaceModel":
     """The model in one segment, with the base as the run had it."""
-    from thinpipe.models.hf.base_files import base_sha256
+    from thinpipe.models.hf.base_statement import base_sha256
     from thinpipe.models.hf.decoder import HuggingFaceModel  # transformers takes seconds to import
 
     model = HuggingFaceModel(config.uncut)

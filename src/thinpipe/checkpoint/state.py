@@ -24,7 +24,7 @@ from thinpipe.config.precision import recipe_names
 from thinpipe.core.errors import UserError
 from thinpipe.core.numerics import NUMERICS_VERSION
 from thinpipe.models import ModelConfig
-from thinpipe.models.protocol import PipelineModel
+from thinpipe.models.protocol import PipelineModel, trainable_parameters
 from thinpipe.optim.master_weights import set_weights, weights_of
 from thinpipe.optim.rowwise_adamw import RowwiseAdamW, second_moment_shape
 from thinpipe.subspace import Basis, GrassmannTracker, Subspace
@@ -129,7 +129,7 @@ def layers_by_segment(model: PipelineModel, method: BoundaryMethod | None) -> li
     all layers only `run` is written with every segment, with the same contents."""
     methods = [] if method is None else [method] * (len(model.segments) - 1)
     return [
-        [*layers_of(name for name, _ in segment.named_parameters()), *codec_states(methods, [index])]
+        [*layers_of(trainable_parameters(segment)), *codec_states(methods, [index])]
         for index, segment in enumerate(model.segments)
     ]
 
@@ -162,11 +162,14 @@ def restore(
     optimizer: RowwiseAdamW | None = None,
     tracker: GrassmannTracker | None = None,
 ) -> None:
-    """Restores the saved state in place; without an optimizer and tracker, only weights and basis.
+    """Restores the saved state in place; without an optimizer and tracker, only weights and basis. What a base and its
+    new adapters are by themselves stays as it is.
 
     Raises UserError if the checkpoint does not fit the parameters, their dtype or the optimizer settings.
     """
     for layer in dict.fromkeys(_layer_of(name) for name in parameters):
+        if checkpoint.manifest.is_base and not checkpoint.has(layer):
+            continue
         tensors = checkpoint.layer(layer)
         for name, parameter in parameters.items():
             if _layer_of(name) == layer:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from thinpipe.config.huggingface_model import HUGGINGFACE
 from thinpipe.core.bounds import (
     LAYER_FILE,
     MAX_FILES,
@@ -76,6 +77,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sha256: Sha256 = ""
     """Hash of all the fields above."""
 
+    @property
+    def is_base(self) -> bool:
+        """Whether this is the beginning of a run on a Hugging Face model: its weights are those of the base, which has
+        files of its own, and of adapters that follow from the seed. It may have no files of layers."""
+        return self.step == 0 and self.family == HUGGINGFACE
+
     def with_checksum(self) -> "Manifest":
         """Copy with the field `sha256` computed."""
         without_checksum = msgspec.structs.replace(self, sha256="")
@@ -118,6 +125,8 @@ class Checkpoint:
         wanted += [name for name in map(layer_file, optional_layers) if name in manifest.files]
         for name in dict.fromkeys(wanted):
             file, entry = path / name, manifest.files.get(name)
+            if entry is None and manifest.is_base:
+                continue
             if entry is None:
                 raise UserError(f"{path} has no {name}: it was saved from another model")
             if not file.is_file() or file.stat().st_size != entry.nbytes:

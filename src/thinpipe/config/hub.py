@@ -99,6 +99,10 @@ class JoinConfig:
     """Maximum memory to use, for example 12GB. Default: the free memory."""
     reconnect_timeout_seconds: float = 600.0
     """Seconds to keep trying to connect while the hub cannot be reached; then the program ends with exit code 1."""
+    base: Path | None = None
+    """For a run on a Hugging Face model: folder on this machine with the model's files, or those with this machine's
+    layers. What is not there comes from the Hugging Face hub, if the run names a model of it, or from our hub. Every
+    tensor is compared with the hash that our hub states."""
     address: str | None = None
     """Address at which to connect to the hub, in place of the invite's: for example 127.0.0.1 on the hub's own
     machine, or its address in the local network."""
@@ -113,6 +117,8 @@ class JoinConfig:
     def __post_init__(self) -> None:
         if self.memory is not None:
             parse_bytes(self.memory)
+        if self.base is not None and not self.base.is_dir():
+            raise UserError(f"--base {self.base} is no folder: name one with the model's safetensors files")
 
     def arguments(self, invite: str, device: str, index: int) -> list[str]:
         """Arguments of a `thinpipe join` of the card `index`, counted from 0, with this invite."""
@@ -122,6 +128,7 @@ class JoinConfig:
             "--device": device,
             "--memory": self.memory,
             "--reconnect-timeout-seconds": self.reconnect_timeout_seconds,
+            "--base": self.base,
             "--address": self.address,
         }
         return [invite, *(str(part) for flag in flags.items() if flag[1] is not None for part in flag)]

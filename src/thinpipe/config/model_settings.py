@@ -100,3 +100,9 @@ class ModelSettings:
                 raise UserError(f"model.{change.name} does not belong to {self.preset}: leave it out")
             changes[change.name] = value
         return dataclasses.replace(preset, **changes)  # type: ignore[arg-type]
+
+
+def without_places(settings: ModelSettings) -> ModelSettings:
+    """The settings without where the first weights lie, which is for machines to choose that compare their hashes."""
+    initial, hf = settings.initial, settings.hf
+    return dataclasses.replace(settings, initial=initial and Path(), hf=hf and "base")

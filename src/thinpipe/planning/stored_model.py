@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +19,17 @@ from thinpipe.config.huggingface_model import HUB_PREFIX, LoraConfig, QuantizedB
 from thinpipe.config.model_family import MAX_LOGITS
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
+from thinpipe.core.safetensors_header import tensor_places
 from thinpipe.core.units import ITEM_NBYTES
-from thinpipe.pipeline.placement import place
+from thinpipe.pipeline.placement import in_flight_microbatches, place
 from thinpipe.planning.machine_loads import MemoryUse, peak_in_flight
 from thinpipe.planning.memory_budget import PROCESS_NBYTES, MemoryBudget
+from thinpipe.planning.partition import SegmentNeeds
 from thinpipe.planning.simulation.schedule_actions import action_lists
 
 Shape = tuple[int, ...]
 _BLOCK = re.compile(r"(?:^|\.)(\d+)\.")
 _TABLE = re.compile(r"(?:^|[._])(?:wte|wpe|\w*emb\w*)\.")
-_MAX_HEADER_NBYTES = 100_000_000
 _QUANTISED_BITS: Mapping[QuantizedBase, float] = {"nf4": 4 + 8 / 64 + 32 / (64 * 256), "int8": 8.0}
 """Bits of a weight, with its share of scales: in nf4 one of 8 bits for 64 weights, and one of 32 for 256 of those."""
 
@@ -45,15 +46,21 @@ class StoredModel:
     @classmethod
     def read(cls, folder: Path) -> "StoredModel":
         """Reads the headers of a folder's safetensors files. Raises UserError."""
+        return cls.of(_shapes(folder), str(folder), _stated_vocabulary(folder))
+
+    @classmethod
+    def of(cls, shapes: Iterable[tuple[str, Shape]], source: str, vocab_size: int | None) -> "StoredModel":
+        """From the names and shapes of the tensors of a base. `vocab_size`: as config.json says; None: rows of the
+        largest embedding. Raises UserError."""
         blocks: dict[int, dict[str, Shape]] = {}
         first, last = dict[str, Shape](), dict[str, Shape]()
-        for name, shape in _shapes(folder):
+        for name, shape in shapes:
             index = _BLOCK.search(name)
             where = first if _TABLE.search(name) else last
             (blocks.setdefault(int(index[1]), {}) if index else where)[name] = shape
         if not blocks:
-            raise UserError(f"{folder} has no safetensors files with blocks")
-        vocabulary = _vocabulary(folder, first)
+            raise UserError(f"{source} has no safetensors files with blocks")
+        vocabulary = vocab_size or max((shape[0] for shape in first.values()), default=0)
         if not any(shape[0] == vocabulary for shape in last.values()):  # a tied head: the last has a copy
             last |= {name: shape for name, shape in first.items() if shape[0] == vocabulary}
         in_order = tuple(blocks[index] for index in sorted(blocks))
@@ -70,23 +77,16 @@ def stored_model_of(config: RunConfig) -> StoredModel | None:
     return None if source is None or source.startswith(HUB_PREFIX) else StoredModel.read(Path(source))
 
 
-def _vocabulary(folder: Path, first: Mapping[str, Shape]) -> int:
-    """As config.json says; else rows of the largest embedding."""
+def _stated_vocabulary(folder: Path) -> int | None:
     with suppress(OSError, ValueError):
         stated = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("vocab_size")
-        if isinstance(stated, int):
-            return stated
-    return max((shape[0] for shape in first.values()), default=0)
+        return stated if isinstance(stated, int) else None
+    return None
 
 
 def _shapes(folder: Path) -> Iterator[tuple[str, Shape]]:
     for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > _MAX_HEADER_NBYTES:
-                raise UserError(f"{path} is no safetensors file: download it again")
-            header = json.loads(file.read(length))
-        yield from ((name, tuple(entry["shape"])) for name, entry in header.items() if name != "__metadata__")
+        yield from ((name, place.shape) for name, place in tensor_places(path).items())
 
 
 def memory_of_stored_model(config: RunConfig, model: StoredModel, budget: MemoryBudget) -> list[MemoryUse]:
@@ -109,6 +109,51 @@ def memory_of_stored_model(config: RunConfig, model: StoredModel, budget: Memory
         activations = int(budget.activation_factor * (flying + working))
         uses.append(_state(config, model, segments, mine, budget, activations))
     return uses
+
+
+def needs_of_stored_model(config: RunConfig, model: StoredModel) -> list[SegmentNeeds]:
+    """Needs of every segment, each by itself on a device with memory of its own, as `segment_needs` has those of our
+    own models. Operations are those of its matrices, an attention over the whole width, and what is computed again."""
+    edges = (0, *(config.model.boundaries or ()), len(model.blocks))
+    segments = [range(start, stop) for start, stop in itertools.pairwise(edges)]
+    device = MemoryBudget(place="", free_nbytes=0, host_free_nbytes=0)
+    needs = []
+    for index in range(len(segments)):
+        flying = in_flight_microbatches(index, len(segments), len(segments), config)
+        activations = flying * _saved_nbytes(config, model, segments[index])
+        activations += _working_nbytes(config, model, segments, index)
+        use = _state(config, model, segments, [index], device, activations)
+        needs.append(
+            SegmentNeeds(
+                flops_per_token=_flops_per_token(config, model, segments, index),
+                memory_nbytes=use.total,
+                host_nbytes=use.host - PROCESS_NBYTES,
+            )
+        )
+    return needs
+
+
+def state_of_stored_model(config: RunConfig, model: StoredModel) -> list[int]:
+    """Bytes of what each segment saves: its trainable weights and their moments."""
+    edges = (0, *(config.model.boundaries or ()), len(model.blocks))
+    segments = [range(start, stop) for start, stop in itertools.pairwise(edges)]
+    device = MemoryBudget(place="", free_nbytes=0)
+    uses = [_state(config, model, segments, [index], device, 0) for index in range(len(segments))]
+    return [use.weights + use.optimiser for use in uses]
+
+
+def _flops_per_token(config: RunConfig, model: StoredModel, segments: Sequence[range], index: int) -> float:
+    """Forward and backward, experts of a mixture counted as if all were used: an upper bound, the same for all its
+    segments. Frozen matrices have no gradient of their own."""
+    lora, mode = config.lora, config.execution.checkpoint_activations
+    in_blocks = [item for block in segments[index] for item in model.blocks[block].items() if _is_matrix(*item)]
+    blocks = 2 * sum(math.prod(shape) for _, shape in in_blocks)
+    attention = 4 * config.training.seq_len * model.width * len(segments[index])
+    head = 2 * max((math.prod(shape) for shape in model.last.values()), default=0) if index == len(segments) - 1 else 0
+    adapters = 2 * sum(_adapter_numel(name, shape, lora) for name, shape in in_blocks) if lora is not None else 0
+    passes = 3 if lora is None else 2
+    again = 0 if mode == "none" else blocks + attention + adapters
+    return float(passes * (blocks + head) + 3 * (attention + adapters) + again)
 
 
 def _state(

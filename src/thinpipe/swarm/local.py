@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinpipe.config.hub import UpConfig
+from thinpipe.config.huggingface_model import HUB_PREFIX
 from thinpipe.core.process_group import NEW_PROCESS_GROUP
 from thinpipe.core.program_output import plain_console
 from thinpipe.swarm.hub.command import POLL_SECONDS, host
@@ -26,6 +27,8 @@ def up(config: UpConfig) -> int:
     """Hosts a run and starts its peers as processes. Exit code as for `thinpipe hub`."""
     console, peers = plain_console(), list[LocalPeer]()
     hub_config, folder = config.as_hub(), config.job.dump_folder / "peers"
+    hf = config.model.hf
+    base = None if hf is None or hf.startswith(HUB_PREFIX) else hf
     watchers = list[asyncio.Task[None]]()
     with _stop_peers_on_exit(peers):
 
@@ -34,7 +37,7 @@ def up(config: UpConfig) -> int:
                 home = folder / str(index)
                 invite = str(home) if (home / "identity.toml").exists() else (await hub.admission.invite()).line()
                 threads = max(1, (os.cpu_count() or 1) // config.peers)
-                peers.append(_join(invite, home, config.training.device, threads=threads))
+                peers.append(_join(invite, home, config.training.device, threads=threads, base=base))
             console.print(
                 f"started {config.peers} peers, whose output is in {folder}/*/output.log; `thinpipe status "
                 f"{config.job.dump_folder}` shows their state"
@@ -80,11 +83,14 @@ async def _watch_peers(peers: Sequence[LocalPeer], hub: Hub, print_line: Callabl
         hub.stop("stopped: all peers have ended before the run was finished")
 
 
-def _join(invite: str, folder: Path, device: str, *, threads: int) -> LocalPeer:
+def _join(invite: str, folder: Path, device: str, *, threads: int, base: str | None) -> LocalPeer:
+    """`base`: folder of the run's base, which is on this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "thinpipe", "join", invite, "--device", device]
     if not invite.startswith(str(folder)):
         command += ["--folder", str(folder)]
+    if base is not None:
+        command += ["--base", base]
     log = folder / "output.log"
     with log.open("ab") as output:
         earlier_nbytes = log.stat().st_size

@@ -25,7 +25,7 @@ def gather_base_sha256(engine: Engine) -> str:
     """Hash of the whole base; empty if the run has none. Collective call of a run that has one."""
     if engine.config.model.hf is None:
         return ""
-    from thinpipe.models.hf.base_files import base_sha256
+    from thinpipe.models.hf.base_statement import base_sha256
 
     own = BaseHashes(tensors=sorted(base_hashes(engine.model.segments)))
     gathered = engine.collectives.all_gather_bytes(msgspec.json.encode(own))

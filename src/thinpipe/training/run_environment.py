@@ -19,6 +19,8 @@ class RunEnvironment:
     """Source of token batches; None: the folder `data.path`."""
     quiet = False
     """True: the run prints nothing on the console."""
+    has_own_places = False
+    """True: where the first weights lie is this machine's own, and their hashes are compared instead."""
 
     def collectives(self, group: dist.ProcessGroup | None) -> Collectives:
         """Collectives for the small per-step reductions: gradient norms, losses, stop requests."""

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, find_checkpoint, new_manifest
 from thinpipe.checkpoint.distributed import Saver, latest_common_checkpoint
 from thinpipe.checkpoint.state import refuse_other_base, refuse_other_model, versions
+from thinpipe.config.model_settings import without_places
 from thinpipe.config.run import DataConfig, JobConfig, MetricsConfig, RunConfig
 from thinpipe.config.toml import differences, dump_toml
 from thinpipe.core.errors import UserError
@@ -53,7 +54,7 @@ from thinpipe.training.run_environment import RunEnvironment
 from thinpipe.training.step_outcome import StepOutcome
 
 _LOG = logging.getLogger(__name__)
-_UNLISTED_ON_RESUME = ("job.", "data.", "metrics.", "checkpoint.")
+_UNLISTED_ON_RESUME = ("job.", "data.", "metrics.", "checkpoint.", "model.hf")
 """Prefixes of settings that change no computed number, so that the `Started` event of a resumed run does not list them.
 A hub chooses checkpoint.interval anew for every generation."""
 
@@ -73,7 +74,10 @@ class Trainer:
         if origin is None and config.model.initial is not None:
             origin = find_checkpoint(config.model.initial, layers=())
         self.model_config = choose_model(
-            config, self.batch_loader.dataset_info.vocab_size, origin, reads_tokens=self.collectives.rank == 0
+            config,
+            self.batch_loader.dataset_info.vocab_size,
+            origin,
+            reads_tokens=self.collectives.rank == 0 and self.run_environment.tokens is None,
         )
         self.engine = Engine(
             config, self.model_config, group, self.collectives, chats=self.batch_loader.dataset_info.chats
@@ -95,8 +99,11 @@ class Trainer:
 
         [checkpoint] is not machine-local: all processes save together, at the same steps.
         """
-        mine = tomllib.loads(dump_toml(_without_local(self.config)))
-        announced = self.collectives.broadcast_bytes(dump_toml(_without_local(self.config)).encode())
+        settings = _without_local(self.config)
+        if self.run_environment.has_own_places:
+            settings = dataclasses.replace(settings, model=without_places(settings.model))
+        mine = tomllib.loads(dump_toml(settings))
+        announced = self.collectives.broadcast_bytes(dump_toml(settings).encode())
         changed = differences(foreign_table(announced), mine)
         if changed:
             listed = "; ".join(f"{setting} {change}" for setting, change in changed.items())
@@ -262,7 +269,8 @@ class Trainer:
             self.cursor = Cursor(samples_seen=checkpoint.manifest.samples_seen)
         elif self.config.model.initial is not None:
             self.engine.start_from(find_checkpoint(self.config.model.initial, self.engine.layers))
-        self.run_environment.ready(self.engine.model.space.hashes)
+        base = {"base": self.base_sha256} if self.base_sha256 else {}
+        self.run_environment.ready(self.engine.model.space.hashes | base)
         self.batch_loader.save_tokenizer()
         info = self.batch_loader.dataset_info
         if self.config.validation.freq and not info.validation_batches and self.collectives.rank == 0:

@@ -21,12 +21,6 @@ OF_THE_PEER = {
     "job.print_config": True,
     "model.initial": "/etc",
     "model.hf": "/etc",
-    "model.quantize_base": "nf4",
-    "lora.r": 3,
-    "lora.lora_alpha": 5.0,
-    "lora.target_modules": ["q_proj"],
-    "lora.lora_dropout": 0.5,
-    "lora.use_rslora": True,
     "data.path": "/etc",
     "training.device": "cuda:7",
     "boundary.store": "/etc",
@@ -76,6 +70,8 @@ def test_a_setting_of_the_peer_is_not_taken_from_the_hub(name):
     theirs = taken(tomli_w.dumps({section: {setting: OF_THE_PEER[name]}}))
     if name == "model.initial":
         assert theirs.model.initial == MINE, "that the run began from a checkpoint; not where it lies"
+    elif name == "model.hf":
+        assert theirs.model.hf == str(MINE / "base"), "that the run has a base; not where it lies"
     else:
         assert theirs == ours
         assert value_of(theirs, name) != OF_THE_PEER[name]

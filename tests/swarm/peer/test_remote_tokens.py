@@ -13,6 +13,7 @@ from tests.data.chats import write_run_data
 from thinpipe.config.run import DataConfig
 from thinpipe.core.token_flags import BEGINS, TRAINED
 from thinpipe.data import Cursor
+from thinpipe.models import build
 from thinpipe.swarm.hub.step_record import make_step_layout
 from thinpipe.swarm.hub.training_host import TrainingHost
 from thinpipe.swarm.peer.remote_run import RemoteTokens
@@ -72,7 +73,7 @@ def test_ids_beyond_the_vocabulary_are_refused(chats, chat_config, run_config):
 
 
 def test_the_hub_knows_where_the_number_of_trained_tokens_is_and_whose_it_is(chat_config):
-    model = chat_config.model.resolve(64)
+    model = build(chat_config.model.resolve(64))
     plain, layout = (make_step_layout(model, chat_config, (1, 2), chats=chats) for chats in (False, True))
     assert layout.vector.size == plain.vector.size + 1
     assert layout.owners()[layout.vector.parts[TRAINED_TOKENS]].tolist() == [1]

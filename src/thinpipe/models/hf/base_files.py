@@ -1,24 +1,18 @@
 """The files of the model that a run trains on: in a folder, or on the Hugging Face hub, from which single files are
-downloaded into its cache when they are needed.
+downloaded into its cache when they are needed."""
 
-A base has a hash, of the content of all its tensors by name. Each process hashes the tensors that it reads, so that no
-tensor is read for the hash alone, and the hash of the base is made of those of all processes.
-"""
-
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from thinpipe.config.huggingface_model import HUB_PREFIX
 from thinpipe.core.errors import UserError
+from thinpipe.models.hf.config import read_json_object
 from thinpipe.models.hf.weights import INDEX, SINGLE_FILE, StoredTensors
 
 CONFIG = "config.json"
+_MAX_INDEX_NBYTES = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -50,11 +44,55 @@ class HubModel:
         except EntryNotFoundError:
             return None
         except Exception as error:  # of the library and of its transport: no such model, no rights, no network
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise UserError(f"{self} cannot be downloaded: {first}") from error
+            raise UserError(f"{self} cannot be downloaded: {_first_line(error)}") from error
+
+    def has(self, file: str) -> bool:
+        """Whether a file is in the cache."""
+        from huggingface_hub import try_to_load_from_cache
+
+        return isinstance(try_to_load_from_cache(self.name, file, revision=self.revision), str)
+
+    def size(self, file: str) -> int | None:
+        """Bytes of a file, which is not downloaded; None if the model has no such file. Raises UserError."""
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.errors import EntryNotFoundError
+
+        if self.has(file):
+            return fetched.stat().st_size if (fetched := self.fetch(file)) is not None else None
+        try:
+            return get_hf_file_metadata(hf_hub_url(self.name, file, revision=self.revision)).size or 0
+        except EntryNotFoundError:
+            return None
+        except Exception as error:  # of the library and of its transport: no such model, no rights, no network
+            raise UserError(f"{self} cannot be downloaded: {_first_line(error)}") from error
+
+    def files_of(self, tensors: Collection[str]) -> list[str]:
+        """Names of the files with these tensors; at most the index is downloaded. Raises UserError."""
+        nbytes = self.size(INDEX)
+        if nbytes is None:
+            return [SINGLE_FILE]
+        if nbytes > _MAX_INDEX_NBYTES or (index := self.fetch(INDEX)) is None:
+            raise UserError(f"{self} has no {INDEX} that can be read")
+        weight_map = read_json_object(index).get("weight_map", {})
+        files = sorted({str(weight_map.get(name)) for name in tensors})
+        strange = next((file for file in files if Path(file).name != file or not file.endswith(".safetensors")), None)
+        if strange is not None:
+            raise UserError(f"{self} has no safetensors file for every tensor of the base ({strange[:80]!r})")
+        return files
+
+    @property
+    def endpoint(self) -> str:
+        """Address of the model hub, as this machine's environment says."""
+        from huggingface_hub import constants
+
+        return str(constants.ENDPOINT)
 
     def __str__(self) -> str:
         return f"{HUB_PREFIX}{self.name}" + (f"@{self.revision}" if self.revision else "")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def pinned_source(source: str) -> tuple[str, Path]:
@@ -94,38 +132,7 @@ class _HubTensors(StoredTensors):
         return super()._open(file)
 
 
-def open_tensors(source: str) -> StoredTensors:
-    """The tensors of a base, none of them read. Raises UserError."""
+def open_source(source: str) -> StoredTensors:
+    """The tensors of a folder or of a model of the Hugging Face hub, none of them read. Raises UserError."""
     hub = HubModel.of(source)
     return StoredTensors(Path(source), "") if hub is None else _HubTensors(hub)
-
-
-class StoredTensor:
-    """A tensor of a base, read when it is indexed; its file is not opened before."""
-
-    def __init__(self, stored: StoredTensors, name: str, hashes: dict[str, str]) -> None:
-        self._stored, self._name, self._hashes = stored, name, hashes
-
-    def __getitem__(self, index: Any) -> Tensor:
-        tensor = self._stored.read(self._name)
-        if self._name not in self._hashes:
-            self._hashes[self._name] = tensor_sha256(self._name, tensor)
-        return tensor[index]
-
-
-def stored_tensors(source: str, hashes: dict[str, str]) -> dict[str, StoredTensor]:
-    """All tensors of a base by name, none of them read; `hashes` gets that of each as it is read. Raises UserError."""
-    stored = open_tensors(source)
-    return {name: StoredTensor(stored, name, hashes) for name in stored.names}
-
-
-def tensor_sha256(name: str, tensor: Tensor) -> str:
-    """Hash of a tensor's name, data type, shape and content."""
-    content = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
-    content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return content.hexdigest()
-
-
-def base_sha256(hashes: Iterable[str]) -> str:
-    """Hash of a base, from those of its tensors; a tensor that two processes have read counts once."""
-    return hashlib.sha256("\n".join(sorted(set(hashes))).encode()).hexdigest()

@@ -20,7 +20,7 @@ from thinpipe.config.model import ExecutionConfig
 from thinpipe.config.model_family import MAX_LOGITS
 from thinpipe.core.errors import UserError
 from thinpipe.core.seeds import derive_seed
-from thinpipe.models.hf.base_files import stored_tensors
+from thinpipe.models.hf.base_tensors import stored_tensors
 from thinpipe.models.hf.blocks import OwnBlock, Pass
 from thinpipe.models.hf.counter_dropout import CounterDropout
 from thinpipe.models.hf.hollow import build_on_meta, load_hollow

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from thinpipe.config.huggingface_model import HuggingFaceModelConfig
 from thinpipe.core.files import write_atomically
-from thinpipe.models.hf.base_files import CONFIG, base_file, open_tensors
+from thinpipe.models.hf.base_files import CONFIG, base_file
+from thinpipe.models.hf.base_tensors import open_tensors
 from thinpipe.models.hf.blocks import OwnBlock
 from thinpipe.models.hf.decoder import HuggingFaceModel
 from thinpipe.models.hf.hollow import quiet

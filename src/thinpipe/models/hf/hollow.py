@@ -66,6 +66,24 @@ def load_hollow(
     pass to which other segments' blocks belong. `quantize`: how matrices of blocks are kept. Raises UserError if a
     tensor is missing.
     """
+    model, info = _load(config, blocks, tensors, running, device, dtype, quantisation(quantize, device, dtype))
+    keep_packing(model)
+    _refuse_incomplete(model, info)
+    if model.segment_blocks.start > 0:
+        _remove_tables(model, model.segment_plan)  # one may have been kept, for the head that is tied to it
+    return model
+
+
+def _load(
+    config: Any,
+    blocks: range,
+    tensors: Mapping[str, Any],
+    running: Pass,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: Any = None,
+) -> tuple[Any, Mapping[str, Any]]:
+    """transformers' loader: the model, and what it says of tensors that are missing or left over."""
     hollow_class = _hollow_class(causal_model_class(config), blocks, running)
     with quiet():
         model, info = hollow_class.from_pretrained(
@@ -74,15 +92,30 @@ def load_hollow(
             state_dict=tensors,
             dtype=dtype,
             device_map={"": device},
-            quantization_config=quantisation(quantize, device, dtype),
+            quantization_config=quantization,
             output_loading_info=True,
             generation_config=transformers.GenerationConfig(),  # type: ignore[no-untyped-call]
         )
-    keep_packing(model)
-    _refuse_incomplete(model, info)
-    if model.segment_blocks.start > 0:
-        _remove_tables(model, model.segment_plan)  # one may have been kept, for the head that is tied to it
-    return model
+    return model, info
+
+
+def names_read(config: Any, blocks: range, shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+    """Names of the stored tensors that `load_hollow` reads for these blocks, found out without memory for any.
+    `shapes`: of all stored tensors by name. Raises UserError if one is missing."""
+    read = set[str]()
+
+    class Recorded:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, index: Any) -> Tensor:
+            read.add(self.name)
+            return torch.empty(shapes[self.name], device="meta")[index]
+
+    tensors = {name: Recorded(name) for name in shapes}
+    _, info = _load(config, blocks, tensors, Pass(), torch.device("meta"), torch.float32)
+    _refuse_unfitting(info)
+    return read
 
 
 def _hollow_class(whole: Any, blocks: range, running: Pass) -> Any:
@@ -134,6 +167,13 @@ def _remove_tables(model: Any, plan: LayerPlan, keep: nn.Module | None = None) -
 
 
 def _refuse_incomplete(model: Any, info: Mapping[str, Any]) -> None:
+    _refuse_unfitting(info)
+    empty = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+    if empty:
+        raise UnsupportedModelError(f"transformers' loader leaves {empty[0]} without a value")
+
+
+def _refuse_unfitting(info: Mapping[str, Any]) -> None:
     missing = sorted(info["missing_keys"])
     if missing:
         raise UserError(
@@ -142,9 +182,6 @@ def _refuse_incomplete(model: Any, info: Mapping[str, Any]) -> None:
         )
     if wrong := [*info["mismatched_keys"], *info["error_msgs"]]:
         raise UserError(f"the weights do not fit the model: {wrong[0]}")
-    empty = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
-    if empty:
-        raise UnsupportedModelError(f"transformers' loader leaves {empty[0]} without a value")
 
 
 class _NoReports(logging.Filter):

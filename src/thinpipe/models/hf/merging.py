@@ -11,10 +11,10 @@ from transformers.pytorch_utils import Conv1D
 
 from thinpipe.config.huggingface_model import HuggingFaceModelConfig, LoraConfig
 from thinpipe.core.errors import UserError
-from thinpipe.models.hf.base_files import base_sha256
+from thinpipe.models.hf.base_statement import base_sha256
+from thinpipe.models.hf.base_tensors import TensorSource
 from thinpipe.models.hf.decoder import HuggingFaceModel
 from thinpipe.models.hf.quantised import as_quantised, is_quantised
-from thinpipe.models.hf.weights import StoredTensors
 from thinpipe.models.protocol import base_hashes
 
 
@@ -54,7 +54,7 @@ class Merging:
             )
         return cls(config, adapters, dtype, frozenset(quantised), frozenset(transposed))
 
-    def merged(self, stored_name: str, stored: StoredTensors) -> Tensor:
+    def merged(self, stored_name: str, stored: TensorSource) -> Tensor:
         """A tensor of the base as the merged model has it."""
         tensor = stored.read(stored_name)
         module = self._module_of(stored_name)

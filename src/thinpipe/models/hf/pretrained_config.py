@@ -5,7 +5,7 @@ Code that comes with a model is never run: a model type must be transformers' ow
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +74,23 @@ def transformers_config(stored: Mapping[str, Any]) -> Any:
         raise UnsupportedModelError(
             "these weights are already quantised (quantization_config): use the model's own folder in bf16"
         )
-    if "/" in str(stored.get("attn_implementation") or stored.get("_attn_implementation") or ""):
-        raise UnsupportedModelError("config.json asks for an attention kernel from a hub, which is code: remove it")
+    if (asked := next(_kernels_of_hubs(stored), None)) is not None:
+        raise UnsupportedModelError(f"config.json asks for a kernel from a hub ({asked}), which is code: remove it")
     try:
         config = transformers.CONFIG_MAPPING[model_type].from_dict(dict(stored))
     except Exception as error:  # transformers validates configurations with exceptions of many kinds
         raise UnsupportedModelError(f"transformers does not take this config.json: {_first_line(error)}") from error
     _refuse(config)
     return config
+
+
+def _kernels_of_hubs(stored: Mapping[str, Any]) -> Iterator[str]:
+    """Settings, those of parts included, that name an implementation by a repository; transformers' own have a word."""
+    for name, value in stored.items():
+        if "implementation" in str(name) and "/" in str(value):
+            yield str(name)
+        elif isinstance(value, dict):
+            yield from _kernels_of_hubs(value)
 
 
 def _refuse(config: Any) -> None:

@@ -6,7 +6,6 @@ projection is saved by `models.hf.projection`.
 """
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.model_family import FamilySpec
 from thinpipe.core.errors import UserError
+from thinpipe.core.safetensors_header import TensorPlace, tensor_nbytes, tensor_places
 from thinpipe.models.hf.config import hf_config, load_config, read_json_object
 from thinpipe.models.model import Model, Segment
 
@@ -27,8 +27,6 @@ __all__ = ["load_config", "load_weights", "save"]
 SINGLE_FILE, INDEX, PICKLE_FILES = "model.safetensors", "model.safetensors.index.json", "pytorch_model*.bin"
 HEAD = "last.lm_head.weight"
 SHARD_BYTES = 5_000_000_000
-_ITEM_BITS = {"F64": 64, "I64": 64, "F32": 32, "I32": 32, "F16": 16, "BF16": 16, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
-"""Bits of a number by its type's name in safetensors files."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +110,23 @@ class StoredTensors:
             raise UserError(f"cannot read {key} from {path} ({error}): download the folder again") from error
         return tensor
 
+    def has_file(self, name: str) -> bool:
+        """Whether the file with this tensor is there."""
+        return name in self and (self.folder / Path(self._file_of[self._key(name)]).name).is_file()
+
+    def places(self) -> dict[str, TensorPlace]:
+        """Where each tensor lies, by stored name. Every file is opened. Raises UserError."""
+        found: dict[str, TensorPlace] = {}
+        for file in sorted(set(self._file_of.values())):
+            self._open(file)
+            found |= {name: place for name, place in tensor_places(self.folder / file).items() if name in self._file_of}
+        return found
+
     def nbytes(self, name: str) -> int:
         """Size of a tensor, which is not read."""
         key = self._key(name)
         found = self._open(self._file_of[key]).get_slice(key)
-        count: int = math.prod(found.get_shape())
-        return count * _ITEM_BITS[found.get_dtype()] // 8
+        return tensor_nbytes(found.get_dtype(), tuple(found.get_shape()))
 
     def _key(self, name: str) -> str:
         return name if name in self._file_of else name.removeprefix(self._base)

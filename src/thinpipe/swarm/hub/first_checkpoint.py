@@ -1,7 +1,10 @@
-"""Creates the checkpoint of step 0 from which all peers start: initial weights and basis, made on one machine.
+"""Creates the checkpoint of step 0 from which all peers start: initial weights and basis, made on one machine. That of a
+Hugging Face model has the hash of its base, and no weights: peers have the base from elsewhere, and draw adapters.
 
 Built segment by segment, so that the hub need not hold the whole model in memory.
 """
+
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -12,11 +15,19 @@ from thinpipe.checkpoint.storage import FileEntry, layer_of
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.models import build, materialise
+from thinpipe.models.protocol import build_model
 from thinpipe.training.data_loading import DatasetInfo
 
+if TYPE_CHECKING:
+    from thinpipe.swarm.hub.served_base import ServedBase
 
-def make_first_checkpoint(config: RunConfig, dataset_info: DatasetInfo, folder: CheckpointFolder) -> Checkpoint:
-    """Writes the checkpoint of step 0: fresh weights, or those of `model.initial` if it is set."""
+
+def make_first_checkpoint(
+    config: RunConfig, dataset_info: DatasetInfo, folder: CheckpointFolder, base: "ServedBase | None" = None
+) -> Checkpoint:
+    """Writes the checkpoint of step 0: fresh weights, those of `model.initial` if it is set, or the hash of a base."""
+    if base is not None:
+        return _from_base(config, dataset_info, folder, base)
     if config.model.initial is not None:
         return _from_checkpoint(config, dataset_info, folder, find_checkpoint(config.model.initial))
     model_config = config.model.resolve(dataset_info.vocab_size)
@@ -30,6 +41,18 @@ def make_first_checkpoint(config: RunConfig, dataset_info: DatasetInfo, folder: 
         files |= folder.write(0, state_by_layer(dict(segment.named_parameters()), space))
         if index == 0:
             manifest = new_manifest(model, data_sha256=dataset_info.sha256, run=dump_toml(config))
+    return folder.commit(manifest, files)
+
+
+def _from_base(
+    config: RunConfig, dataset_info: DatasetInfo, folder: CheckpointFolder, base: "ServedBase"
+) -> Checkpoint:
+    model = build_model(base.model)
+    folder.begin(0)
+    files = folder.write(0, state_by_layer({}, model.space))
+    manifest = new_manifest(
+        model, data_sha256=dataset_info.sha256, run=dump_toml(config), base_sha256=base.statement.base_sha256
+    )
     return folder.commit(manifest, files)
 
 

@@ -11,7 +11,7 @@ from thinpipe.core.hub_events import HubEvent, RolledBack
 from thinpipe.core.numerics import Numerics
 from thinpipe.planning.partition import Machine, Partition
 from thinpipe.swarm.hub.membership import Generation
-from thinpipe.swarm.hub.services.files import ExpectedFile
+from thinpipe.swarm.hub.services.files import ExpectedFile, FileRange
 from thinpipe.swarm.hub.step_record import StepLayout
 from thinpipe.swarm.protocol.messages import AnnouncementReply, CheckpointAnnouncement, Measure, RestoreFiles
 
@@ -125,8 +125,8 @@ class RunHost(Protocol):
         """Compares a peer's hashes with the hub's. Returns the first difference in words; empty if there is none."""
         ...
 
-    def find(self, name: str) -> Path | None:
-        """Path of the file that peers may fetch under this name; None if there is none."""
+    def find(self, name: str) -> Path | FileRange | None:
+        """The file, or the part of one, that peers may fetch under this name; None if there is none."""
         ...
 
     def on_checkpoint_announced(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from thinpipe.config.huggingface_model import HUB_PREFIX
 from thinpipe.config.run import DataConfig, JobConfig, MetricsConfig, RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.training.data_loading import token_dtype
@@ -19,10 +20,13 @@ def settings_for_peers(config: RunConfig, shares: Sequence[int] = (1,), interval
         config.parallelism, pipeline_parallel_degree=len(shares), pipeline_parallel_shares=tuple(shares)
     )
     checkpoint = replace(config.checkpoint, interval=interval or config.checkpoint.interval)
+    hf = config.model.hf
+    is_folder = hf is not None and not hf.startswith(HUB_PREFIX)
     return replace(
         config,
         job=JobConfig(),
         data=DataConfig(),
+        model=replace(config.model, hf="base" if is_folder else hf),
         parallelism=parallelism,
         checkpoint=checkpoint,
         metrics=MetricsConfig(log_freq=config.metrics.log_freq),
@@ -48,8 +52,6 @@ def reject_unused_settings(config: RunConfig) -> None:
             f"a hub assigns consecutive segments to each peer, and {schedule} needs two stages per process: "
             f"set parallelism.pipeline_parallel_schedule to {' or '.join(_ONE_STAGE_SCHEDULES)}"
         )
-    if config.model.hf is not None:
-        raise UserError("a hub hosts no Hugging Face models yet: train model.hf with `thinpipe train`")
     if config.link.is_shaped:
         raise UserError("peers use their real links: remove [link], which emulates links between local processes")
     if config.boundary.store is not None:

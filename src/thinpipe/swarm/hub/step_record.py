@@ -15,7 +15,7 @@ import numpy.typing as npt
 from thinpipe.config.run import RunConfig
 from thinpipe.core.audit_events import BoundaryAlarm
 from thinpipe.core.events import AnyEvent, Retried, Skipped, Step, Stopped
-from thinpipe.models import ModelConfig, build
+from thinpipe.models.protocol import PipelineModel, trainable_parameters
 from thinpipe.pipeline.placement import place
 from thinpipe.swarm.protocol.messages import is_near
 from thinpipe.training.attempts import MAX_CONSECUTIVE_SKIPS, Attempts
@@ -71,11 +71,11 @@ class StepLayout:
 
 
 def make_step_layout(
-    model: ModelConfig, config: RunConfig, shares: Sequence[int], *, chats: bool = False
+    model: PipelineModel, config: RunConfig, shares: Sequence[int], *, chats: bool = False
 ) -> StepLayout:
     """For a generation whose peers have these numbers of segments, in pipeline order. `chats`: what it trains on."""
-    segments = build(model).segments
-    names = {name: index for index, segment in enumerate(segments) for name, _ in segment.named_parameters()}
+    segments = model.segments
+    names = {name: index for index, segment in enumerate(segments) for name in trainable_parameters(segment)}
     schedule = config.parallelism.pipeline_parallel_schedule
     placement = place(schedule, len(shares), len(segments), shares)
     return StepLayout(

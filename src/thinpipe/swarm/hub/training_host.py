@@ -9,12 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from thinpipe.checkpoint import Checkpoint, CheckpointFolder, model_config_of, restore
+from thinpipe.checkpoint import Checkpoint, CheckpointFolder, restore
 from thinpipe.checkpoint.codec_state import segment_of_codec_state
-from thinpipe.checkpoint.state import layers_by_segment
-from thinpipe.checkpoint.storage import layer_file, layer_of
-from thinpipe.config.model import ModelConfig
-from thinpipe.config.parameter_shapes import attention_heads
+from thinpipe.checkpoint.storage import layer_of
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.audit_events import AuditEvent
@@ -26,12 +23,7 @@ from thinpipe.core.hub_events import CheckpointAbandoned, GenerationEnded, HubEv
 from thinpipe.core.numerics import numerics
 from thinpipe.core.run_folder import checkpoints_path, events_path
 from thinpipe.data import Cursor
-from thinpipe.models import build
-from thinpipe.models.model import make_space
-from thinpipe.pipeline.boundary_methods import boundary_method
-from thinpipe.planning.messages import message_sizes
 from thinpipe.planning.partition import Machine, Partition, make_partition
-from thinpipe.planning.segment_costs import needs_by_kernel, segment_costs, shared_nbytes
 from thinpipe.swarm.hub.commits.interval import (
     CommitPlan,
     StepTimeEstimator,
@@ -44,10 +36,12 @@ from thinpipe.swarm.hub.commits.store import CommitStore
 from thinpipe.swarm.hub.commits.watchdog import CommitWatchdog
 from thinpipe.swarm.hub.delayed_events import DelayedEvents
 from thinpipe.swarm.hub.first_checkpoint import make_first_checkpoint
+from thinpipe.swarm.hub.hosted_model import host_model, open_base
 from thinpipe.swarm.hub.loss_audit import open_audit
 from thinpipe.swarm.hub.membership import Generation
 from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart
 from thinpipe.swarm.hub.run_settings import refuse_large_batches, reject_unused_settings, settings_for_peers
+from thinpipe.swarm.hub.services.files import FileRange
 from thinpipe.swarm.hub.step_record import make_step_layout
 from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Measure
 from thinpipe.training.console import Display
@@ -70,25 +64,24 @@ class TrainingHost(CommitStore):
         kept = config.checkpoint.keep_latest_k
         log = CommitLog(config.job.dump_folder / COMMIT_LOG_FILE, max_records=kept + 1 if kept else 0)
         newest, notices = find_newest(folder, config.job.dump_folder / NEWEST_MANIFEST_FILE, log.history)
-        newest = newest or make_first_checkpoint(config, self.source.dataset_info, folder)
+        self.base = open_base(config, info.vocab_size, newest)
+        if self.base is not None:
+            config = replace(config, model=replace(config.model, hf=self.base.source))
+        newest = newest or make_first_checkpoint(config, info, folder, self.base)
         super().__init__(config, folder, newest, log, notices)
-        self.model = model_config_of(self.newest)
+        self.hosted = host_model(self.newest, config, self.base)
+        self.model = self.hosted.config
         self.measure = Measure(
             concurrent=False,
             settings=dump_toml(settings_for_peers(config)),
             dim=self.model.dim,
-            heads=attention_heads(self.model),
+            heads=self.hosted.heads,
         )
-        self.needs = needs_by_kernel(self.model, config)
-        self.state_nbytes = [cost.state_nbytes for cost in segment_costs(self.model, config)]
-        self.shared_nbytes = shared_nbytes(self.model, config)
-        self.traffic = message_sizes(self.model, config).traffic(config)
         self.exactness = exactness_of(events_path(config.job.dump_folder))
         self._delayed_events = DelayedEvents(events_path(config.job.dump_folder), self._report_log_problem)
         self.tokenizer = _tokenizer_files(self.source.tokenizer_folder)
         self.source.save_tokenizer(config.job.dump_folder)
         self._step: Step | None = None
-        self._files_of_segments = _files_of_segments(self.model, config)
         self._plan: CommitPlan | None = None
         self._step_seconds = StepTimeEstimator()
         self._watchdog = CommitWatchdog(self.committed)
@@ -106,12 +99,12 @@ class TrainingHost(CommitStore):
 
     def make_partition(self, machines: Sequence[Machine], hub_up_bps: float, hub_down_bps: float) -> Partition:
         return make_partition(
-            self.needs,
+            self.hosted.needs,
             machines,
-            self.traffic,
+            self.hosted.traffic,
             hub_up_bps=hub_up_bps,
             hub_down_bps=hub_down_bps,
-            shared_nbytes=self.shared_nbytes,
+            shared_nbytes=self.hosted.shared_nbytes,
             max_machines=self._max_peers,
             use_all_peers=self.use_all_peers,
         )
@@ -122,8 +115,10 @@ class TrainingHost(CommitStore):
         return self.config.microbatches if self.config.parallelism.pipeline_parallel_schedule == "1F1B" else None
 
     def begin(self, generation: Generation, forecast: GenerationForecast | None = None) -> GenerationStart:
+        if self.base is not None:
+            self.base.refuse_changed()
         held = {
-            name: [file for segment in segments for file in self._files_of_segments[segment]]
+            name: [file for segment in segments for file in self.hosted.files_of_segments[segment]]
             for name, segments in generation.partition.stages
         }
         self.begin_commits(generation.number, held)
@@ -137,9 +132,11 @@ class TrainingHost(CommitStore):
         )
         interval = self.config.checkpoint.steps if self._plan is None else self._plan.interval
         settings = dump_toml(settings_for_peers(self.config, shares, interval))
-        space = make_space(self.model)
+        space = self.hosted.make_space()
         restore(self.newest, {}, space)
         self._hashes = {"settings": text_sha256(settings), "tokenizer": tokenizer_sha256(self.tokenizer)} | space.hashes
+        if self.base is not None:
+            self._hashes["base"] = self.base.statement.base_sha256
         return GenerationStart(
             settings=settings,
             manifest=self.newest_manifest(),
@@ -148,7 +145,7 @@ class TrainingHost(CommitStore):
             upload_bytes_per_second={}
             if self._plan is None
             else dict(zip(generation.names, self._plan.bytes_per_second, strict=True)),
-            step_layout=make_step_layout(self.model, self.config, shares, chats=self.source.dataset_info.chats),
+            step_layout=make_step_layout(self.hosted.built, self.config, shares, chats=self.source.dataset_info.chats),
         )
 
     def _plan_commits(self, shares: Sequence[int], forecast: GenerationForecast) -> CommitPlan:
@@ -175,7 +172,7 @@ class TrainingHost(CommitStore):
     def _peer_state_nbytes(self, shares: Sequence[int]) -> list[float]:
         """Bytes of checkpoint that each peer saves, in pipeline order; includes codec state of the newest
         checkpoint."""
-        of_segments: list[float] = list(self.state_nbytes)
+        of_segments: list[float] = list(self.hosted.state_nbytes)
         for name, entry in self.newest.manifest.files.items():
             if (segment := segment_of_codec_state(layer_of(name))) is not None:
                 of_segments[segment] += entry.nbytes
@@ -190,7 +187,9 @@ class TrainingHost(CommitStore):
                 return f"{field[:80]} is {there[:80]} at the peer and {here} at the hub: both must be equal"
         return ""
 
-    def find(self, name: str) -> Path | None:
+    def find(self, name: str) -> Path | FileRange | None:
+        if name.startswith("base/"):
+            return None if self.base is None else self.base.find(name)
         return self.tokenizer.get(name) if name.startswith("tokenizer/") else super().find(name)
 
     def tokens(self, split: str, index: int) -> bytes:
@@ -292,10 +291,3 @@ class TrainingHost(CommitStore):
 
 def _tokenizer_files(folder: Path | None) -> dict[str, Path]:
     return {} if folder is None else {f"tokenizer/{path.name}": path for path in folder.iterdir() if path.is_file()}
-
-
-def _files_of_segments(model: ModelConfig, config: RunConfig) -> list[list[str]]:
-    """Checkpoint files of the layers of each segment."""
-    boundary = replace(config, boundary=replace(config.boundary, store=None))
-    method = boundary_method(model, boundary) if model.boundaries else None
-    return [[layer_file(layer) for layer in layers] for layers in layers_by_segment(build(model), method)]

@@ -30,8 +30,9 @@ from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, st
 from thinpipe.device.device_class import deterministic_algorithms
 from thinpipe.swarm.peer.accept_invite import accept_invite
 from thinpipe.swarm.peer.bandwidth_probe import measure_latency, measure_rates
+from thinpipe.swarm.peer.base_transfer import BaseTransfer
 from thinpipe.swarm.peer.file_transfer import push
-from thinpipe.swarm.peer.hub_settings import settings_from_hub
+from thinpipe.swarm.peer.hub_settings import base_folder, settings_from_hub
 from thinpipe.swarm.peer.identity import Identity, load_identity
 from thinpipe.swarm.peer.machine_probe import measure_machine
 from thinpipe.swarm.peer.remote_run import RemoteRun
@@ -145,7 +146,8 @@ class PeerProcess:
         self.last_answer = time.monotonic()
         """Time of the hub's last answer, in seconds of the monotonic clock."""
         self._last_printed = ""
-        self._standby_mirror = StandbyMirror(folder)
+        self._base_transfer = BaseTransfer(base_folder(folder), config.base, self._print_once)
+        self._standby_mirror = StandbyMirror(folder, self._base_transfer)
 
     def run(self) -> int:
         """Connects and serves until the run has ended or the user leaves; returns the exit code. Raises UserError with
@@ -317,6 +319,7 @@ class PeerProcess:
                     connection, assignment.names, origin, timeout=timeout, incarnations=assignment.incarnations
                 )
             with self._local_disk_errors(), deterministic_algorithms(config.debug.deterministic):
+                remote_run.bring_base(self._base_transfer)
                 trainer = Trainer(config, group, remote_run)
                 self.stop_reason = trainer.train()
         except PoisonedError as error:

@@ -15,10 +15,12 @@ import msgspec
 
 from thinpipe.checkpoint import Manifest
 from thinpipe.checkpoint.storage import FileEntry, received_manifest
+from thinpipe.config.huggingface_model import HUGGINGFACE
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
 from thinpipe.core.foreign import sanitize
 from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
+from thinpipe.swarm.peer.base_transfer import BaseTransfer
 from thinpipe.swarm.peer.file_transfer import fetch
 from thinpipe.swarm.peer.request_pipeline import RateLimiter
 from thinpipe.swarm.protocol.file_messages import MAX_CHUNK_NBYTES
@@ -47,14 +49,15 @@ class StandbyMirror:
     """Background copy of the hub's newest checkpoint. Call `follow` with the newest manifest and `stop` before doing
     anything else; `follow` returns at once, `stop` within about one chunk."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = checkpoints_path(folder)
+    def __init__(self, folder: Path, base_transfer: BaseTransfer | None = None) -> None:
+        self._folder, self._base_transfer = checkpoints_path(folder), base_transfer
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._mirrored: tuple[bytes, Manifest | None] = b"", None
         """The manifest (as received, and decoded) of which all files are here."""
         self._copies: set[Path] = set()
         """Checkpoint folders that this mirror created and may delete."""
+        self._asked_model_hub = False
         self.problem = ""
         """Why the checkpoint cannot be mirrored, in words; empty if it can."""
 
@@ -88,7 +91,8 @@ class StandbyMirror:
             _LOG.warning("the newest checkpoint could not be mirrored: %s", sanitize(error))
 
     def _copy(self, connection: HubConnection, manifest: Manifest, bytes_per_second: float | None) -> None:
-        """Fetches the missing files, writes the manifest and deletes older checkpoints."""
+        """Fetches the missing files, writes the manifest and deletes older checkpoints; then the base, of which it may
+        need any part."""
         step = step_folder(manifest.step)
         target = self._folder / step
         before = self._mirrored[1]
@@ -116,6 +120,30 @@ class StandbyMirror:
         for path in step_folders(self._folder):  # also those of earlier processes and of the run itself
             if path.name < target.name:
                 shutil.rmtree(path, ignore_errors=True)
+        if manifest.family == HUGGINGFACE and self._base_transfer is not None:
+            self._warm_base(self._base_transfer, connection, manifest, rate_limiter, piece)
+
+    def _warm_base(
+        self,
+        transfer: BaseTransfer,
+        connection: HubConnection,
+        manifest: Manifest,
+        rate_limiter: RateLimiter,
+        piece: int,
+    ) -> None:
+        tensors = transfer.learn(connection, manifest).tensors
+        try:
+            missing = transfer.missing(tensors)
+        except UserError as error:
+            self.problem = f"{error}; until then this standby downloads its layers when it is assigned"
+            raise _StoppedError from error
+        if not transfer.names_a_model_hub:
+            transfer.bring(
+                connection, missing, rate_limiter=rate_limiter, chunk_nbytes=piece, progress=self._raise_if_stopped
+            )
+        elif missing and not self._asked_model_hub:
+            self._asked_model_hub = True  # in a thread that nobody waits for: who is assigned goes on with its download
+            threading.Thread(target=transfer.from_a_model_hub, args=(missing,), daemon=True).start()
 
     def _is_stored(self, target: Path, name: str, entry: FileEntry) -> bool:
         """True if the file is here. An unchanged file of the previously mirrored checkpoint is hard-linked."""

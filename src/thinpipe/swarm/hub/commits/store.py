@@ -32,7 +32,7 @@ from thinpipe.swarm.hub.commits.recovery import (
     open_ledger,
     save_newest_manifest,
 )
-from thinpipe.swarm.hub.services.files import ExpectedFile
+from thinpipe.swarm.hub.services.files import ExpectedFile, FileRange
 from thinpipe.swarm.protocol.messages import AnnouncementReply, CheckpointAnnouncement, RestoreFiles
 from thinpipe.swarm.protocol.signed_files import COMMIT_FILE, Maker
 
@@ -92,7 +92,7 @@ class CommitStore:
         """What was last refused of each peer of the generation, in words."""
         return list(self._refused.values())
 
-    def find(self, name: str) -> Path | None:
+    def find(self, name: str) -> Path | FileRange | None:
         folder, _, file = name.partition("/")
         for commit in (self.newest, self._previous):
             if commit is not None and folder == commit.path.name and file in (*commit.manifest.files, COMMIT_FILE):

@@ -29,8 +29,21 @@ from thinpipe.swarm.protocol.file_messages import (
 from thinpipe.swarm.protocol.partial_file import PartialFile
 
 _BUSY = f"more than {MAX_IN_FLIGHT} requests of this peer are in flight"
-Find = Callable[[str], Path | None]
-"""Path of the file with this name; None if there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRange:
+    """A part of a file that peers fetch as a file of its own."""
+
+    path: Path
+    offset: int
+    nbytes: int
+    sha256: str
+    """Of the part."""
+
+
+Find = Callable[[str], Path | FileRange | None]
+"""The file with this name; None if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +76,15 @@ class FileReadService:
             return msgspec.msgpack.encode(await self._answer(request) if admitted else ReadReply(reason=_BUSY))
 
     async def _answer(self, request: ReadRequest) -> ReadReply:
-        path = self._find(request.name)
-        if path is None:
+        found = self._find(request.name)
+        if found is None:
             return ReadReply(reason="the hub has no such file")
         try:
             if isinstance(request, ReadChunk):
-                return await asyncio.to_thread(_read, path, request)
-            nbytes, sha256 = await self._digests.of(path)
+                return await asyncio.to_thread(_read, found, request)
+            if isinstance(found, FileRange):
+                return ReadReply(nbytes=found.nbytes, sha256=found.sha256)
+            nbytes, sha256 = await self._digests.of(found)
             return ReadReply(nbytes=nbytes, sha256=sha256)
         except OSError as error:
             return ReadReply(reason=f"the hub cannot read the file ({_error_text(error)})")
@@ -136,11 +151,12 @@ class _InFlightLimit:
             self._taken[peer] -= 1
 
 
-def _read(path: Path, request: ReadChunk) -> ReadReply:
-    with path.open("rb") as file:
-        nbytes = file.seek(0, 2)
-        file.seek(request.offset)
-        return ReadReply(nbytes=nbytes, data=file.read(request.nbytes))
+def _read(found: Path | FileRange, request: ReadChunk) -> ReadReply:
+    is_whole = isinstance(found, Path)
+    with (found if is_whole else found.path).open("rb") as file:
+        begins, nbytes = (0, file.seek(0, 2)) if is_whole else (found.offset, found.nbytes)
+        file.seek(begins + request.offset)
+        return ReadReply(nbytes=nbytes, data=file.read(max(0, min(request.nbytes, nbytes - request.offset))))
 
 
 def _write(expected: ExpectedFile, request: WriteRequest) -> WriteReply:
