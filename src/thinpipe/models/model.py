@@ -131,6 +131,10 @@ class Segment(nn.Module):
         materialise(self, seed=seed, device=device, dtype=dtype)
         return self
 
+    def release(self) -> None:
+        """Frees the weights. The segment cannot be used after that."""
+        self.to("meta")
+
     @property
     def projection(self) -> BoundaryProjection | None:
         projection = next(iter(self.projections.values()), None)

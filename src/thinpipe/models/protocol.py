@@ -75,6 +75,10 @@ class PipelineSegment(Protocol):
         the seed, or read from files."""
         ...
 
+    def release(self) -> None:
+        """Frees the weights. The segment cannot be used after that."""
+        ...
+
     def __call__(
         self,
         ids_BT: Tensor,

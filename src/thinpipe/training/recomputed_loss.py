@@ -16,13 +16,16 @@ from torch import Tensor
 from thinpipe.boundary.contract import BoundaryMethod, MessageId
 from thinpipe.checkpoint import Checkpoint
 from thinpipe.checkpoint.codec_state import restore_codec_states
-from thinpipe.checkpoint.state import model_config_of, restore
+from thinpipe.checkpoint.state import pipeline_config_of, refuse_other_base, restore
+from thinpipe.config.huggingface_model import HuggingFaceModelConfig
 from thinpipe.config.model import ExecutionConfig
 from thinpipe.config.precision import recipe_of
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import from_table
 from thinpipe.data import Cursor
-from thinpipe.models import build, materialise
+from thinpipe.models import Segment, materialise
+from thinpipe.models.hf.base_statement import base_sha256
+from thinpipe.models.protocol import PipelineSegment, base_hashes, build_model, trainable_parameters
 from thinpipe.pipeline.boundary_methods import boundary_method
 from thinpipe.pipeline.chat_loss import ChatLoss
 from thinpipe.pipeline.in_process_boundary import cross_boundary
@@ -69,8 +72,8 @@ def recompute_losses(
     """
     config = from_table(tomllib.loads(checkpoint.manifest.run), RunConfig, where=str(checkpoint.path))
     recipe = recipe_of(config.training.precision, has_bf16_units=None, device="the CPU")
-    model_config, seed, step = model_config_of(checkpoint), config.debug.seed, checkpoint.manifest.step
-    model = build(model_config)
+    model_config, seed, step = pipeline_config_of(checkpoint), config.debug.seed, checkpoint.manifest.step
+    model = build_model(model_config)
     model.set_execution(ExecutionConfig(), autocast_bf16=recipe.autocast_bf16)
     chats, packing = source.dataset_info.chats, bool(config.training.packing)
     methods = [boundary_method(model_config, config, chats=chats) for _ in range(len(model.segments) - 1)]
@@ -86,8 +89,8 @@ def recompute_losses(
     sketches: dict[str, Sketch] = {}
     for index, segment in enumerate(model.segments):
         on_segment(index)
-        materialise(segment, seed=seed, dtype=getattr(torch, recipe.weights), draw=False)
-        parameters = dict(segment.named_parameters())
+        _read_first_weights(segment, seed, getattr(torch, recipe.weights))
+        parameters = trainable_parameters(segment)
         restore(checkpoint, parameters, model.space)
         sketches |= sketch_layers(parameters, seed=sketch_seed)
         for forward_pass in passes:
@@ -95,8 +98,18 @@ def recompute_losses(
                 model.segments, range(index, index + 1), methods, seed=seed, chat_loss=forward_pass.chat_loss
             )
             forward_pass.through(stage)
-        segment.to("meta")
+        segment.release()
+    if isinstance(model_config, HuggingFaceModelConfig):
+        refuse_other_base(model_config.source, base_sha256(base_hashes(model.segments)), checkpoint)
     return RecomputedLosses(next_step.loss, passes[0].loss if len(passes) > 1 else None, sketches)
+
+
+def _read_first_weights(segment: PipelineSegment, seed: int, dtype: torch.dtype) -> None:
+    """Gives a segment memory, and the frozen weights that no checkpoint has."""
+    if isinstance(segment, Segment):
+        materialise(segment, seed=seed, dtype=dtype, draw=False)
+    else:
+        segment.materialise(seed=seed, device=torch.device("cpu"), dtype=dtype)
 
 
 class _ForwardPass:

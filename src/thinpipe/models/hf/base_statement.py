@@ -3,8 +3,8 @@
 A base has a hash, of the content of all its tensors by name. Each process hashes the tensors that it reads, so that no
 tensor is read for the hash alone, and the hash of the base is made of those of all processes.
 
-A hub states its base to its peers, who compare each tensor that they read, wherever it came from. The hash of a base follows
-from the statement, so that the manifest of a checkpoint, which has that hash, vouches for a statement.
+A hub states its base to its peers, who compare each tensor that they read, wherever it came from. The hash of a base
+follows from the statement, so that the manifest of a checkpoint, which has that hash, vouches for a statement.
 """
 
 import hashlib

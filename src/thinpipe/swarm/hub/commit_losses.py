@@ -51,6 +51,8 @@ class CommitLosses:
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[str] | None = None
         self._found: MeasuredCommit | None = None
+        self.problem = ""
+        """Why the last run has failed, in words; empty if it has not."""
         self._closed = threading.Event()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -60,7 +62,7 @@ class CommitLosses:
         return self._thread is not None
 
     def start(self, checkpoint: Checkpoint) -> None:
-        self._found, self._began = None, self._clock()
+        self._found, self.problem, self._began = None, "", self._clock()
         self._thread = threading.Thread(target=self._run, args=(checkpoint,), name="commit losses", daemon=True)
         self._thread.start()
 
@@ -86,6 +88,7 @@ class CommitLosses:
             self._found = self._measure(step, _linked(checkpoint.path, links))
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             if not self._closed.is_set():
+                self.problem = next((line for line in reversed(str(error).splitlines()) if line.strip()), repr(error))
                 _LOG.warning("the loss of step %d could not be recomputed: %s", step + 1, error)
         finally:
             shutil.rmtree(links, ignore_errors=True)

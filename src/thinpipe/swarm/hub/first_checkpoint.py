@@ -1,5 +1,7 @@
-"""Creates the checkpoint of step 0 from which all peers start: initial weights and basis, made on one machine. That of a
-Hugging Face model has the hash of its base, and no weights: peers have the base from elsewhere, and draw adapters.
+"""Creates the checkpoint of step 0 from which all peers start: initial weights and basis, made on one machine.
+
+That of a Hugging Face model has the hash of its base and no weights: peers have the base from elsewhere, and draw
+adapters.
 
 Built segment by segment, so that the hub need not hold the whole model in memory.
 """

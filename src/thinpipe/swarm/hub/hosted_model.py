@@ -1,5 +1,5 @@
-"""The model of a hub's run: what its segments need and save, by which the hub assigns them, and its base if it is one of
-Hugging Face."""
+"""The model of a hub's run: what its segments need and save, by which the hub assigns them, and the base of a Hugging
+Face model."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING

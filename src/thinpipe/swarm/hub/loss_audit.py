@@ -23,6 +23,7 @@ from thinpipe.config.run import RunConfig
 from thinpipe.core.audit_events import AuditEvent, CommitMeasured, LossRecomputed
 from thinpipe.core.events import Step
 from thinpipe.core.files import write_atomically
+from thinpipe.core.foreign import sanitize
 from thinpipe.swarm.hub.commit_losses import CommitLosses, MeasuredCommit
 from thinpipe.swarm.hub.layer_changes import LayerChanges
 from thinpipe.training.recomputed_loss import loss_band
@@ -128,6 +129,11 @@ class LossAudit:
         if ended is not None:
             found, seconds = ended
             self._not_before = self._clock() + seconds * (1 / self._share - 1)
+            if found is None:
+                self.summary = (
+                    f"FAILED: the loss of step {self._last_measured + 1} could not be computed again "
+                    f"({sanitize(self._commit_losses.problem, 300)}); hub.log has it all"
+                )
             if found is not None and found.step <= self._counts_up_to:
                 self._waiting = found, seconds
         if self._waiting is None or self.reported.is_behind(self._waiting[0].step + 1):
