@@ -1,4 +1,4 @@
-"""What a hub computes again from checkpoints of a Hugging Face model: losses to the bit, and sketches of what is trained."""
+"""What a hub computes again from checkpoints of a Hugging Face model: losses to the bit, and sketches of its layers."""
 
 import pytest
 from safetensors.torch import load_file, save_file

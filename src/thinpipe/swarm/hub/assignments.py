@@ -17,6 +17,8 @@ def forecast(generation: Generation, membership: Membership) -> GenerationForeca
         tokens_per_second=generation.partition.tokens_per_second,
         up_bps=[report.up_bps for report in reports],
         hub_down_bps=membership.hub_rates[1],
+        down_bps=[report.down_bps for report in reports],
+        hub_up_bps=membership.hub_rates[0],
         latency_s=max(report.latency_s for report in reports),
     )
 

@@ -40,6 +40,10 @@ class GenerationForecast:
     """Uplink rate of each peer in bits per second, in pipeline order."""
     hub_down_bps: float
     """Downlink rate of the hub in bits per second."""
+    down_bps: Sequence[float]
+    """Downlink rate of each peer in bits per second, in pipeline order."""
+    hub_up_bps: float
+    """Uplink rate of the hub in bits per second."""
     latency_s: float
     """Longest round-trip time between a peer and the hub, in seconds."""
 

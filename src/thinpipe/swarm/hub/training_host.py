@@ -47,6 +47,9 @@ from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Measure
 from thinpipe.training.console import Display
 from thinpipe.training.data_loading import LocalTokens, token_dtype, tokenizer_sha256
 
+_BASE_PATIENCE = 3.0
+"""As many times as long as the measured rates say may the download of a base take."""
+
 
 class TrainingHost(CommitStore):
     """Implements `hub.run_host.RunHost`. `display` shows the events reported by the first peer."""
@@ -131,7 +134,12 @@ class TrainingHost(CommitStore):
             {} if self._plan is None else dict(zip(generation.names, self._plan.deadlines, strict=True))
         )
         interval = self.config.checkpoint.steps if self._plan is None else self._plan.interval
-        settings = dump_toml(settings_for_peers(self.config, shares, interval))
+        patient = self.config
+        if forecast is not None:
+            parallelism = self.config.parallelism
+            seconds = parallelism.timeout_seconds + self._base_seconds(generation, forecast)
+            patient = replace(patient, parallelism=replace(parallelism, timeout_seconds=seconds))
+        settings = dump_toml(settings_for_peers(patient, shares, interval))
         space = self.hosted.make_space()
         restore(self.newest, {}, space)
         self._hashes = {"settings": text_sha256(settings), "tokenizer": tokenizer_sha256(self.tokenizer)} | space.hashes
@@ -146,6 +154,17 @@ class TrainingHost(CommitStore):
             if self._plan is None
             else dict(zip(generation.names, self._plan.bytes_per_second, strict=True)),
             step_layout=make_step_layout(self.hosted.built, self.config, shares, chats=self.source.dataset_info.chats),
+        )
+
+    def _base_seconds(self, generation: Generation, forecast: GenerationForecast) -> float:
+        """For how much longer peers wait for each other, because some may download their parts of a base first."""
+        if self.base is None:
+            return 0.0
+        hub_bps = forecast.hub_up_bps / len(generation.names)
+        stages = zip(generation.partition.stages, forecast.down_bps, strict=True)
+        return max(
+            _BASE_PATIENCE * 8 * self.base.nbytes(segments) / min(hub_bps, down_bps)
+            for (_, segments), down_bps in stages
         )
 
     def _plan_commits(self, shares: Sequence[int], forecast: GenerationForecast) -> CommitPlan:

@@ -6,10 +6,12 @@ the hash in the run's checkpoints vouches for the statement.
 """
 
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from thinpipe.checkpoint import Manifest
+from thinpipe.checkpoint.storage import received_manifest
 from thinpipe.core.errors import UserError
 from thinpipe.core.extras import require_extra
 from thinpipe.core.foreign import ProtocolError, decode_foreign, sanitize
@@ -19,14 +21,17 @@ from thinpipe.models.hf.base_statement import BaseStatement, StatedTensor
 from thinpipe.models.hf.base_tensors import PeerBase
 from thinpipe.swarm.peer.file_transfer import OnProgress, fetch, stat
 from thinpipe.swarm.peer.hub_settings import model_on_a_hub
-from thinpipe.swarm.peer.request_pipeline import RateLimiter
+from thinpipe.swarm.peer.request_pipeline import FileTransferError, RateLimiter
 from thinpipe.swarm.protocol.base_files import STATEMENT_FILE, tensor_file
 from thinpipe.swarm.protocol.file_messages import MAX_CHUNK_NBYTES
+from thinpipe.swarm.protocol.messages import Assignment
+from thinpipe.transport.nats.broadcasts import GENERATION_OVER, GenerationOver
 from thinpipe.transport.nats.connection import HubConnection
 
 PrintLine = Callable[[str], None]
 _FREE_NBYTES = 1 << 30
 """Bytes of disk space that a base leaves free."""
+_POLL_SECONDS = 0.5
 _MAX_SHARE, _HEADER_NBYTES = 2, 100_000_000
 """Files of a model hub may be as large as this many times the stated base, and some bytes for their headers: they may
 have tensors that nobody reads."""
@@ -133,3 +138,50 @@ class BaseTransfer:
             return False
         self._base.use_own(self._on_a_hub)
         return True
+
+
+def bring_own_base(transfer: BaseTransfer, connection: HubConnection, assignment: Assignment) -> None:
+    """Brings what this peer's segments read of the base, before the `Trainer` of a generation is made; called in the
+    training thread. Raises ConnectionError if the hub is lost or the generation over: what has arrived stays."""
+    mine, over = assignment.names.index(connection.address.name), threading.Event()
+    first = sum(assignment.shares[:mine])
+
+    def on_over(data: bytes) -> None:
+        if decode_foreign(data, GenerationOver).generation >= assignment.generation:
+            over.set()
+
+    def refuse_over(*_progress: int) -> None:
+        if over.is_set():
+            raise ConnectionError("the hub has ended the generation")
+
+    cancel = connection.subscribe_broadcast(GENERATION_OVER, on_over)
+    try:
+        statement = transfer.learn(connection, received_manifest(assignment.manifest))
+        missing = transfer.missing(statement.of_segments(range(first, first + assignment.shares[mine])))
+        if missing and transfer.names_a_model_hub and _from_a_model_hub(transfer, missing, connection, refuse_over):
+            return
+        transfer.bring(connection, missing, progress=refuse_over)
+    except FileTransferError as error:
+        if isinstance(error.__cause__, OSError):  # the local disk
+            raise
+        raise ConnectionError(str(error)) from error
+    finally:
+        cancel()
+
+
+def _from_a_model_hub(
+    transfer: BaseTransfer,
+    tensors: Sequence[StatedTensor],
+    connection: HubConnection,
+    refuse_over: Callable[[], None],
+) -> bool:
+    """`BaseTransfer.from_a_model_hub` in a thread, while the hub of the run sees that this peer is at work. A download
+    whose generation ends goes on by itself."""
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(transfer.from_a_model_hub(tensors)), daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_POLL_SECONDS)
+        connection.activity.record_action()
+        refuse_over()
+    return found == [True]

@@ -30,7 +30,7 @@ from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, st
 from thinpipe.device.device_class import deterministic_algorithms
 from thinpipe.swarm.peer.accept_invite import accept_invite
 from thinpipe.swarm.peer.bandwidth_probe import measure_latency, measure_rates
-from thinpipe.swarm.peer.base_transfer import BaseTransfer
+from thinpipe.swarm.peer.base_transfer import BaseTransfer, bring_own_base
 from thinpipe.swarm.peer.file_transfer import push
 from thinpipe.swarm.peer.hub_settings import base_folder, settings_from_hub
 from thinpipe.swarm.peer.identity import Identity, load_identity
@@ -319,7 +319,8 @@ class PeerProcess:
                     connection, assignment.names, origin, timeout=timeout, incarnations=assignment.incarnations
                 )
             with self._local_disk_errors(), deterministic_algorithms(config.debug.deterministic):
-                remote_run.bring_base(self._base_transfer)
+                if config.model.hf is not None:
+                    bring_own_base(self._base_transfer, connection, assignment)
                 trainer = Trainer(config, group, remote_run)
                 self.stop_reason = trainer.train()
         except PoisonedError as error:

@@ -25,7 +25,6 @@ from thinpipe.core.hashing import text_sha256
 from thinpipe.core.run_folder import checkpoints_path, step_folder
 from thinpipe.core.token_flags import ID_MASK
 from thinpipe.data import Cursor
-from thinpipe.swarm.peer.base_transfer import BaseTransfer
 from thinpipe.swarm.peer.file_transfer import fetch, push, stat
 from thinpipe.swarm.peer.hub_collectives import HubCollectives
 from thinpipe.swarm.peer.request_pipeline import FileTransferError, RateLimiter
@@ -179,23 +178,6 @@ class RemoteRun(RunEnvironment):
         for name in self._assignment.tokenizer:
             found = stat(self._connection, name)
             self._fetch(name, self._folder / name, found.nbytes, found.sha256)
-
-    def bring_base(self, transfer: BaseTransfer) -> None:
-        """Brings the base of a Hugging Face model here, as far as this peer's segments read it. Before the `Trainer` is
-        made. Raises as `fetch`."""
-        if self._config.model.hf is None:
-            return
-        mine, shares = self._assignment.names.index(self._connection.address.name), self._assignment.shares
-        first = sum(shares[:mine])
-        try:
-            wanted = transfer.learn(self._connection, self._manifest).of_segments(range(first, first + shares[mine]))
-            missing = transfer.missing(wanted)
-            if missing and not transfer.from_a_model_hub(missing):
-                transfer.bring(self._connection, missing)
-        except FileTransferError as error:
-            if isinstance(error.__cause__, OSError):  # the local disk
-                raise
-            raise ConnectionError(str(error)) from error
 
     def _check_makers(self, files: Mapping[str, FileEntry]) -> None:
         """Says which of these files of the newest commit are not signed by who made them, according to the commit's
