@@ -20,6 +20,7 @@ from thinpipe.core.events import TrainingEvent
 from thinpipe.core.exactness import Exactness
 from thinpipe.core.foreign import ProtocolError, decode_foreign
 from thinpipe.core.numerics import numerics, numerics_mismatch
+from thinpipe.models.hf.base_statement import BaseStatement
 from thinpipe.planning.partition import SegmentNeeds, Traffic, make_partition
 from thinpipe.subspace.grassmann import BasisUpdate
 from thinpipe.swarm.hub.assignments import forecast, make_assignment, start_event
@@ -257,6 +258,11 @@ def process_settings(text):
         return
 
 
+def process_base(statement):
+    assert len(statement.base_sha256) == 64
+    assert sum(tensor.nbytes for tensor in statement.of_segments(range(4096))) >= 0
+
+
 def process_dataset_info(info):
     token_dtype(info.vocab_size)
 
@@ -288,6 +294,7 @@ DOORS = {
     "Written": Door(Written, "json"),
     "Candidate": Door(Candidate, "json"),
     "BaseHashes": Door(BaseHashes, "json"),
+    "BaseStatement": Door(BaseStatement, "json", process_base),
     "DisconnectEvent": Door(DisconnectEvent, "json"),  # of the server
     "Connections": Door(Connections, "json"),
 }  # fmt: skip

@@ -96,13 +96,8 @@ def outcome(config):
     return steps, validations, files_of(config, STEPS)
 
 
-def allowed(model, placement, **_others):
-    """A hub hosts no Hugging Face models."""
-    return (model, placement) != ("LoRA", "hub")
-
-
 def cells():
-    rows = rows_of(AXES, allowed)
+    rows = rows_of(AXES)
     default = cover(rows)
     marks = [[] if cell in default else [pytest.mark.long] for cell in rows]
     names = ["-".join(cell.values()) for cell in rows]

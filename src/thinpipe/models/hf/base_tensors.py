@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import torch
 from torch import Tensor
 
-from thinpipe.core.errors import DECODE_ERRORS, UserError
+from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
+from thinpipe.core.foreign import decode_foreign
 from thinpipe.models.hf.base_files import CONFIG, open_source
 from thinpipe.models.hf.base_statement import DTYPES, BaseStatement, StatedTensor, content_sha256, tensor_sha256
 from thinpipe.models.hf.weights import StoredTensors
@@ -70,8 +70,8 @@ class PeerBase:
     def statement(self) -> BaseStatement:
         """What the hub has stated. Raises UserError."""
         try:
-            return msgspec.json.decode(self.statement_path.read_bytes(), type=BaseStatement)
-        except (OSError, *DECODE_ERRORS) as error:
+            return decode_foreign(self.statement_path.read_bytes(), BaseStatement, form="json")
+        except OSError as error:  # ProtocolError is one
             raise UserError(f"{self.statement_path} cannot be read ({error}): remove it, and join again") from error
 
 
