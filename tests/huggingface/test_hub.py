@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import load_file
 
+from tests.data.chats import write_run_data
 from tests.huggingface.model_hub import COMMIT, model_hub
+from tests.huggingface.models import save_model, small_config
 from tests.huggingface.run_files import STEPS, run_of
 from tests.huggingface.test_placements import outcome
 from tests.huggingface.test_recomputed_loss import change
@@ -190,6 +192,18 @@ def test_peers_download_from_the_model_hub_of_their_own_environment(base, tune_t
     assert fetched - shards == {"model.safetensors.index.json"}
     assert shards - fetched, "it has not downloaded other peers' layers"
     assert swarm.received("online") == set() != swarm.received("offline")
+
+
+def test_packed_chats_equal_one_process(tmp_path, programs):
+    save_model(small_config("llama", vocab_size=64), tmp_path / "base")
+    tokens = write_run_data(tmp_path / "tokens", longest=17)
+    packed = replace(run_of("", tokens, tmp_path).training, packing=True)
+    twin, config = both(tmp_path / "base", tokens, tmp_path, training=packed)
+    swarm = Swarm(programs, config, 2, "--hub.audit-share", 1.0)
+    for name in ("a", "b"):
+        swarm.join(name)
+    swarm.finish()
+    assert outcome(config) == outcome(twin)
 
 
 def test_settings_for_peers_name_no_folder_of_the_hub(base, tune_tokens, tmp_path):

@@ -19,15 +19,15 @@ def follow(page, name):
     """Runs the commands under a mark."""
     for program, *words in marked(page, name):
         assert program == "thinpipe"
-        if words[0] == "train":
-            train(*words[1:])
+        if words[0] in ("train", "up"):
+            train(*words[1:], command=words[0])
         else:
             assert main(words) == 0, words
 
 
-def train(*words):
+def train(*words, command="train"):
     """In a program of its own, which may start others."""
-    done = run_warm("thinpipe", "train", *words, *FEW_STEPS, timeout=400)
+    done = run_warm("thinpipe", command, *words, *FEW_STEPS, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -105,6 +105,12 @@ def test_fine_tune_with_adapters(pieces, tmp_path, monkeypatch, capsys):
     assert (adapter["r"], adapter["base_model_name_or_path"]) == (16, str(tmp_path / "smollm2"))
     merged = json.loads((tmp_path / "merged/config.json").read_text())
     assert merged == json.loads((tmp_path / "smollm2/config.json").read_text())
+    follow(page, "fine-tune friends")
+    assert losses(tmp_path / "runs/lora-friends") == losses(tmp_path / "runs/lora")
+    same, own = (
+        (tmp_path / folder / "adapter_model.safetensors").read_bytes() for folder in ("adapter-friends", "adapter")
+    )
+    assert same == own
 
 
 @pytest.mark.timeout(900)
