@@ -9,8 +9,10 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from thinpipe.checkpoint import CheckpointFolder, find_checkpoint, model_config_of
+from thinpipe.checkpoint import Checkpoint, CheckpointFolder, find_checkpoint, model_config_of
+from thinpipe.checkpoint.state import pipeline_config_of
 from thinpipe.config.hub import HubConfig
+from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import from_table
 from thinpipe.core.errors import UserError
@@ -21,8 +23,11 @@ from thinpipe.data import Tokens, has_tokens, progress_bar
 from thinpipe.device.choice import choose_device
 from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.doctor.machine import missing_extras
-from thinpipe.models import ModelConfig
+from thinpipe.models.hf.base_tensors import PeerBase
+from thinpipe.planning.partition import SegmentNeeds
 from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes
+from thinpipe.planning.stored_model import StoredModel, needs_of_stored_model
+from thinpipe.swarm.peer.hub_settings import base_folder
 from thinpipe.training.data_loading import DatasetInfo, LocalTokens
 from thinpipe.training.memory_check import device_budget, local_fit
 
@@ -155,11 +160,14 @@ def assigned_memory_finding(folder: Path, segments: int, device: str) -> Finding
     if newest is None or not segments:
         return not_checked("memory", "the hub has not assigned segments to this machine yet")
     config = from_table(tomllib.loads(newest.manifest.run), RunConfig, where=str(newest.path))
-    model = model_config_of(newest)
     budget = device_budget(choose_device(device))
-    needs = [budget.device_nbytes(need) for need in segment_needs(segment_costs(model, config), config)]
+    try:
+        of_segments, shared = _needs(newest, config, folder)
+    except UserError as error:  # the base of a Hugging Face model is not described here yet
+        return not_checked("memory", str(error))
+    needs = [budget.device_nbytes(need) for need in of_segments]
     spans = [sum(needs[start : start + segments]) for start in range(len(needs) - segments + 1)]
-    wanted = max(spans, default=sum(needs)) + shared_nbytes(model, config)
+    wanted = max(spans, default=sum(needs)) + shared
     usable = budget.offered_nbytes()
     text = f"{format_bytes(usable)} of memory usable; {segments} segment(s) need {format_bytes(wanted)}"
     if wanted > usable:
@@ -167,6 +175,15 @@ def assigned_memory_finding(folder: Path, segments: int, device: str) -> Finding
             "memory", text, "Close other programs, or join with --memory so that the hub assigns fewer segments."
         )
     return ok("memory", text)
+
+
+def _needs(newest: Checkpoint, config: RunConfig, folder: Path) -> tuple[list[SegmentNeeds], int]:
+    """Needs of every segment, and bytes that they share. `folder`: of a peer. Raises UserError."""
+    model = pipeline_config_of(newest)
+    if isinstance(model, ModelConfig):
+        return segment_needs(segment_costs(model, config), config), shared_nbytes(model, config)
+    shapes = [(tensor.name, tuple(tensor.shape)) for tensor in PeerBase(base_folder(folder)).statement().tensors]
+    return needs_of_stored_model(config, StoredModel.of(shapes, model.source, model.vocab_size)), 0
 
 
 def port_finding(config: HubConfig) -> Finding:

@@ -152,9 +152,9 @@ class _InFlightLimit:
 
 
 def _read(found: Path | FileRange, request: ReadChunk) -> ReadReply:
-    is_whole = isinstance(found, Path)
-    with (found if is_whole else found.path).open("rb") as file:
-        begins, nbytes = (0, file.seek(0, 2)) if is_whole else (found.offset, found.nbytes)
+    path, begins = (found, 0) if isinstance(found, Path) else (found.path, found.offset)
+    with path.open("rb") as file:
+        nbytes = found.nbytes if isinstance(found, FileRange) else file.seek(0, 2)
         file.seek(begins + request.offset)
         return ReadReply(nbytes=nbytes, data=file.read(max(0, min(request.nbytes, nbytes - request.offset))))
 
