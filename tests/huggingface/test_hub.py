@@ -13,11 +13,14 @@ from tests.huggingface.run_files import STEPS, run_of
 from tests.huggingface.test_placements import outcome
 from tests.huggingface.test_recomputed_loss import change
 from tests.programs import events_of, files_of, hub_arguments, invites_of, steps_of, wait_for_event
+from tests.swarm import network_namespaces as homes
 from tests.swarm.commits import wait_until
 from tests.swarm.hub.test_training_host import host
+from tests.swarm.network_namespaces import HomeLink, Homes
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.audit_events import LayersUnchanged, LossRecomputed
 from thinpipe.core.errors import UserError
+from thinpipe.core.events import Step
 from thinpipe.core.hub_events import GenerationStarted
 from thinpipe.models.hf.base_tensors import PeerBase
 from thinpipe.swarm.hub.run_settings import settings_for_peers
@@ -121,7 +124,7 @@ def test_a_peer_that_is_killed_is_replaced_and_no_bit_changes(base, tune_tokens,
     standby = swarm.join("standby")
     stated = PeerBase(config.job.dump_folder / "hub").statement().tensors
     wait_until(lambda: swarm.received("standby") == {tensor.sha256 for tensor in stated})
-    wait_until(lambda: len(steps_of(config)) > 2)
+    wait_until(lambda: len(events_of(config, Step)) > 2)
     killed = swarm.joined.pop("b")
     assert max(step.step for step in steps_of(config)) < MANY - 5, "the run was over too soon"
     killed.process.send_signal(signal.SIGKILL)
@@ -204,6 +207,37 @@ def test_packed_chats_equal_one_process(tmp_path, programs):
         swarm.join(name)
     swarm.finish()
     assert outcome(config) == outcome(twin)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(homes.missing() is not None, reason=str(homes.missing()))
+def test_four_homes_tune_to_the_adapter_of_one_process(base, tune_tokens, tmp_path, programs):
+    """Behind links of 80 Mbps, two of them with a router; one has the base, one is killed and comes back."""
+    longer = replace(run_of(base, tune_tokens, tmp_path).training, steps=MANY)
+    twin, config = (
+        run_of(base, tune_tokens, tmp_path / name, cuts=(2, 4, 6), training=longer) for name in ("twin", "run")
+    )
+    Trainer(twin).train()
+    file = tmp_path / "run.toml"
+    file.write_text(dump_toml(config))
+    line, router = (HomeLink(up="80mbps", down="80mbps", nat=nat) for nat in (False, True))
+    with Homes([line, router, line, router], hub=line) as net:
+        arguments = hub_arguments(file, 4, "--hub.patience-seconds", 600)
+        arguments = [net.hub.address if each == "127.0.0.1" else each for each in arguments]
+        hub = programs("hub", *arguments, place=net.hub)
+        peers = []
+        for index, (home, invite) in enumerate(zip(net.homes, invites_of(hub), strict=True)):
+            where = ("--folder", tmp_path / f"home{index}", *(("--base", base) if index == 0 else ()))
+            peers.append(programs(f"home{index}", "join", invite, *where, place=home))
+        wait_until(lambda: len(events_of(config, Step)) > 4)
+        peers[2].process.send_signal(signal.SIGKILL)
+        peers[2].process.wait()
+        peers[2] = programs("home2 again", "join", tmp_path / "home2", place=net.homes[2])
+        wait_for_event(config, GenerationStarted, generation=2)
+        assert hub.finish() == 0, hub.printed[-3000:]
+        assert [peer.finish() for peer in peers] == [0, 0, 0, 0]
+    assert "downloading" not in peers[2].printed, "it has its part already"
+    assert files_of(config, MANY) == files_of(twin, MANY)
 
 
 def test_settings_for_peers_name_no_folder_of_the_hub(base, tune_tokens, tmp_path):

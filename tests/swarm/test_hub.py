@@ -11,7 +11,7 @@ import pytest
 
 from tests.programs import events_of, files_of, hub_arguments, invites_of, run_to_end, steps_of, wait_for_event
 from tests.swarm.commits import wait_until
-from thinpipe.config.run import JobConfig
+from thinpipe.config.run import JobConfig, ModelSettings
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.hub_events import GenerationEnded, GenerationStarted, PeerLeft
 from thinpipe.swarm.peer.join import EXIT_TEMPFAIL
@@ -51,6 +51,20 @@ def test_up_trains_to_the_weights_of_one_process(run_config, run_host, programs)
     assert (code, printed.startswith("finished; ")) == (0, True), printed
     private = [config.job.dump_folder, *(config.job.dump_folder / "peers").iterdir()]
     assert [folder.stat().st_mode & 0o077 for folder in private] == [0] * 4, "data, weights and logs are their owners'"
+
+
+def test_up_goes_on_from_a_checkpoint(run_config, tmp_path, programs):
+    """Which each peer has in a folder of its own."""
+    Trainer(run_config).train()
+    begin = replace(run_config, model=ModelSettings(initial=run_config.job.dump_folder))
+    twin, config = (replace(begin, job=JobConfig(dump_folder=tmp_path / name)) for name in ("twin", "up"))
+    Trainer(twin).train()
+    file = tmp_path / "run.toml"
+    file.write_text(dump_toml(config))
+    up = programs("up", "up", file, "--peers", 2)
+    assert up.finish() == 0, up.printed
+    assert files_of(config, 12) == files_of(twin, 12)
+    assert {len(step.memory) for step in steps_of(config)} == {2}
 
 
 def test_up_ends_when_all_its_peers_have_failed_and_says_why(run_host, programs):
