@@ -227,8 +227,9 @@ def test_four_homes_tune_to_the_adapter_of_one_process(base, tune_tokens, tmp_pa
         hub = programs("hub", *arguments, place=net.hub)
         peers = []
         for index, (home, invite) in enumerate(zip(net.homes, invites_of(hub), strict=True)):
-            where = ("--folder", tmp_path / f"home{index}", *(("--base", base) if index == 0 else ()))
-            peers.append(programs(f"home{index}", "join", invite, *where, place=home))
+            name = f"home{index}"
+            where = ("--folder", tmp_path / name, "--name", name, *(("--base", base) if index == 0 else ()))
+            peers.append(programs(name, "join", invite, *where, place=home))
         wait_until(lambda: len(events_of(config, Step)) > 4)
         peers[2].process.send_signal(signal.SIGKILL)
         peers[2].process.wait()
@@ -236,7 +237,11 @@ def test_four_homes_tune_to_the_adapter_of_one_process(base, tune_tokens, tmp_pa
         wait_for_event(config, GenerationStarted, generation=2)
         assert hub.finish() == 0, hub.printed[-3000:]
         assert [peer.finish() for peer in peers] == [0, 0, 0, 0]
-    assert "downloading" not in peers[2].printed, "it has its part already"
+    started = events_of(config, GenerationStarted)
+    for name in ("home1", "home2", "home3"):
+        computed = {index for event in started for peer in event.peers if peer.name == name for index in peer.segments}
+        wanted = {tensor.sha256 for tensor in PeerBase(tmp_path / name / "base").statement().of_segments(computed)}
+        assert {path.name for path in (tmp_path / name / "base" / "tensors").iterdir()} == wanted, "once, and no others"
     assert files_of(config, MANY) == files_of(twin, MANY)
 
 

@@ -9,8 +9,8 @@ from thinpipe.checkpoint import Checkpoint, CheckpointFolder
 from thinpipe.core.errors import UserError
 from thinpipe.core.run_folder import checkpoints_path
 from thinpipe.swarm.hub.first_checkpoint import make_first_checkpoint
-from thinpipe.swarm.hub.hosted_model import open_base
 from thinpipe.swarm.hub.layer_changes import LayerChanges
+from thinpipe.swarm.hub.run_model import open_base
 from thinpipe.training.data_loading import LocalTokens
 from thinpipe.training.recomputed_loss import recompute_losses
 from thinpipe.training.trainer import Trainer

@@ -117,8 +117,6 @@ class JoinConfig:
     def __post_init__(self) -> None:
         if self.memory is not None:
             parse_bytes(self.memory)
-        if self.base is not None and not self.base.is_dir():
-            raise UserError(f"--base {self.base} is no folder: name one with the model's safetensors files")
 
     def arguments(self, invite: str, device: str, index: int) -> list[str]:
         """Arguments of a `thinpipe join` of the card `index`, counted from 0, with this invite."""

@@ -36,10 +36,10 @@ from thinpipe.swarm.hub.commits.store import CommitStore
 from thinpipe.swarm.hub.commits.watchdog import CommitWatchdog
 from thinpipe.swarm.hub.delayed_events import DelayedEvents
 from thinpipe.swarm.hub.first_checkpoint import make_first_checkpoint
-from thinpipe.swarm.hub.hosted_model import host_model, open_base
 from thinpipe.swarm.hub.loss_audit import open_audit
 from thinpipe.swarm.hub.membership import Generation
 from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart
+from thinpipe.swarm.hub.run_model import describe_model, open_base
 from thinpipe.swarm.hub.run_settings import refuse_large_batches, reject_unused_settings, settings_for_peers
 from thinpipe.swarm.hub.services.files import FileRange
 from thinpipe.swarm.hub.step_record import make_step_layout
@@ -72,13 +72,13 @@ class TrainingHost(CommitStore):
             config = replace(config, model=replace(config.model, hf=self.base.source))
         newest = newest or make_first_checkpoint(config, info, folder, self.base)
         super().__init__(config, folder, newest, log, notices)
-        self.hosted = host_model(self.newest, config, self.base)
-        self.model = self.hosted.config
+        self.run_model = describe_model(self.newest, config, self.base)
+        self.model = self.run_model.config
         self.measure = Measure(
             concurrent=False,
             settings=dump_toml(settings_for_peers(config)),
             dim=self.model.dim,
-            heads=self.hosted.heads,
+            heads=self.run_model.heads,
         )
         self.exactness = exactness_of(events_path(config.job.dump_folder))
         self._delayed_events = DelayedEvents(events_path(config.job.dump_folder), self._report_log_problem)
@@ -102,12 +102,12 @@ class TrainingHost(CommitStore):
 
     def make_partition(self, machines: Sequence[Machine], hub_up_bps: float, hub_down_bps: float) -> Partition:
         return make_partition(
-            self.hosted.needs,
+            self.run_model.needs,
             machines,
-            self.hosted.traffic,
+            self.run_model.traffic,
             hub_up_bps=hub_up_bps,
             hub_down_bps=hub_down_bps,
-            shared_nbytes=self.hosted.shared_nbytes,
+            shared_nbytes=self.run_model.shared_nbytes,
             max_machines=self._max_peers,
             use_all_peers=self.use_all_peers,
         )
@@ -121,7 +121,7 @@ class TrainingHost(CommitStore):
         if self.base is not None:
             self.base.refuse_changed()
         held = {
-            name: [file for segment in segments for file in self.hosted.files_of_segments[segment]]
+            name: [file for segment in segments for file in self.run_model.files_of_segments[segment]]
             for name, segments in generation.partition.stages
         }
         self.begin_commits(generation.number, held)
@@ -140,7 +140,7 @@ class TrainingHost(CommitStore):
             seconds = parallelism.timeout_seconds + self._base_seconds(generation, forecast)
             patient = replace(patient, parallelism=replace(parallelism, timeout_seconds=seconds))
         settings = dump_toml(settings_for_peers(patient, shares, interval))
-        space = self.hosted.make_space()
+        space = self.run_model.make_space()
         restore(self.newest, {}, space)
         self._hashes = {"settings": text_sha256(settings), "tokenizer": tokenizer_sha256(self.tokenizer)} | space.hashes
         if self.base is not None:
@@ -153,7 +153,9 @@ class TrainingHost(CommitStore):
             upload_bytes_per_second={}
             if self._plan is None
             else dict(zip(generation.names, self._plan.bytes_per_second, strict=True)),
-            step_layout=make_step_layout(self.hosted.built, self.config, shares, chats=self.source.dataset_info.chats),
+            step_layout=make_step_layout(
+                self.run_model.built, self.config, shares, chats=self.source.dataset_info.chats
+            ),
         )
 
     def _base_seconds(self, generation: Generation, forecast: GenerationForecast) -> float:
@@ -191,7 +193,7 @@ class TrainingHost(CommitStore):
     def _peer_state_nbytes(self, shares: Sequence[int]) -> list[float]:
         """Bytes of checkpoint that each peer saves, in pipeline order; includes codec state of the newest
         checkpoint."""
-        of_segments: list[float] = list(self.hosted.state_nbytes)
+        of_segments: list[float] = list(self.run_model.state_nbytes)
         for name, entry in self.newest.manifest.files.items():
             if (segment := segment_of_codec_state(layer_of(name))) is not None:
                 of_segments[segment] += entry.nbytes

@@ -99,7 +99,7 @@ class BaseTransfer:
 
     def missing(self, tensors: Sequence[StatedTensor]) -> list[StatedTensor]:
         """Those that are neither received nor in a file of this machine's own folder; each content once. Raises
-        UserError if the disk has no room for them."""
+        UserError if the disk is too small for them."""
         own = set[str]()
         if self._own is not None:
             stored = open_source(str(self._own))

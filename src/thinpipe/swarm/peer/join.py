@@ -84,6 +84,8 @@ def run(config: JoinConfig) -> int:
     """Exit code 0 when the run has ended or the user leaves, 1 when the hub was unreachable for too long, and
     EXIT_TEMPFAIL when the hub's owner has stopped the hub. Raises UserError (exit code 2) when the hub refuses this
     peer."""
+    if config.base is not None and not config.base.is_dir():
+        raise UserError(f"--base {config.base} is no folder: name one with the model's safetensors files")
     identity, folder = _load_or_create_identity(config)
     console = plain_console()
     with run_lock(folder, _IN_USE_BY, private=True), log_to_file(folder / "peer.log"):

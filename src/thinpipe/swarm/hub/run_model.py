@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostedModel:
+class RunModel:
     """A model, without memory for its weights, and what the hub has to know of it."""
 
     config: ModelConfig | HuggingFaceModelConfig
@@ -65,7 +65,7 @@ def open_base(config: RunConfig, vocab_size: int, newest: Checkpoint | None) -> 
     return base
 
 
-def host_model(newest: Checkpoint, config: RunConfig, base: "ServedBase | None") -> HostedModel:
+def describe_model(newest: Checkpoint, config: RunConfig, base: "ServedBase | None") -> RunModel:
     """The model of the newest checkpoint."""
     model = pipeline_config_of(newest)
     built = build_model(model)
@@ -74,7 +74,7 @@ def host_model(newest: Checkpoint, config: RunConfig, base: "ServedBase | None")
     files = [[layer_file(layer) for layer in layers] for layers in layers_by_segment(built, method)]
     traffic = message_sizes(model, config).traffic(config)
     if isinstance(model, ModelConfig):
-        return HostedModel(
+        return RunModel(
             config=model,
             built=built,
             heads=attention_heads(model),
@@ -87,7 +87,7 @@ def host_model(newest: Checkpoint, config: RunConfig, base: "ServedBase | None")
     assert base is not None
     shapes = ((tensor.name, tuple(tensor.shape)) for tensor in base.statement.tensors)
     stored = StoredModel.of(shapes, base.source, model.vocab_size)
-    return HostedModel(
+    return RunModel(
         config=model,
         built=built,
         heads=_heads_of_huggingface(model),
