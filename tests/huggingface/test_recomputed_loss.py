@@ -1,15 +1,19 @@
 """What a hub computes again from checkpoints of a Hugging Face model: losses to the bit, and sketches of its layers."""
 
+import shutil
+
 import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.huggingface.run_files import run_of
 from tests.programs import steps_of
+from tests.swarm.hub.test_loss_audit import until
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder
 from thinpipe.core.errors import UserError
 from thinpipe.core.run_folder import checkpoints_path
 from thinpipe.swarm.hub.first_checkpoint import make_first_checkpoint
 from thinpipe.swarm.hub.layer_changes import LayerChanges
+from thinpipe.swarm.hub.loss_audit import LossAudit
 from thinpipe.swarm.hub.run_model import open_base
 from thinpipe.training.data_loading import LocalTokens
 from thinpipe.training.recomputed_loss import recompute_losses
@@ -42,6 +46,27 @@ def test_losses_are_those_of_the_next_steps(way, base_of, tune_tokens, tmp_path)
     changes.on_generation(dict.fromkeys(trained, "lazy"))
     assert changes.on_commit(0, found[0].sketches) is None
     assert changes.on_commit(2, lazy).layers == ["blocks.3"]
+
+
+def test_the_audit_of_a_hub_confirms_a_loss_and_says_when_it_cannot(base_of, tune_tokens, tmp_path):
+    """In its own process; with a base that is gone it is no alarm, and the reason is in `thinpipe status`."""
+    own = change(base_of("qwen3"), tmp_path / "own", "model.norm.weight")
+    config = run_of(own, tune_tokens, tmp_path / "run")
+    Trainer(config).train()
+    audit = LossAudit(tmp_path / "audit", share=1.0, band=1e-3)
+    commit = Checkpoint.open(checkpoints_path(config.job.dump_folder) / "step-00000002")
+    audit.on_commit(commit)
+    for event in steps_of(config):
+        audit.on_step(event)
+    recomputed, *_ = until(audit.poll)
+    assert (recomputed.step, recomputed.reported) == (3, recomputed.recomputed)
+    shutil.rmtree(own)
+    audit._last_measured = -1
+    audit.on_commit(commit)
+    until(lambda: audit.poll() == [] and not audit._commit_losses.is_running)
+    assert audit.summary.startswith("FAILED: the loss of step 3 could not be computed again")
+    assert str(own) in audit.summary
+    audit.close()
 
 
 def test_another_base_is_refused(base_of, tune_tokens, tmp_path):
