@@ -82,7 +82,7 @@ class TrainingHost(CommitStore):
         self.needs = needs_by_kernel(self.model, config)
         self.state_nbytes = [cost.state_nbytes for cost in segment_costs(self.model, config)]
         self.shared_nbytes = shared_nbytes(self.model, config)
-        self.traffic = message_sizes(self.model, config).traffic(config)
+        self.traffic = message_sizes(self.model, config, chats=info.chats).traffic(config)
         self.exactness = exactness_of(events_path(config.job.dump_folder))
         self._delayed_events = DelayedEvents(events_path(config.job.dump_folder), self._report_log_problem)
         self.tokenizer = _tokenizer_files(self.source.tokenizer_folder)
