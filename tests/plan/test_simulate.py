@@ -49,7 +49,7 @@ def test_without_lines_a_step_is_as_long_as_its_passes_and_the_bubble(schedule, 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe", "Interleaved1F1B", "ZBVZeroBubble"])
 def test_labels_take_the_lines_of_the_first_and_the_last_process(schedule):
-    """With both stages in one process, as in V schedules, none are sent. They leave while the first state is computed."""
+    """With both stages in one process, as in V schedules, none are sent. They leave before the states."""
     link = LinkSpec(up_bps=8e6, down_bps=8e6)
     without, with_labels = (
         simulate(step_spec(schedule, 4, 4, link=link, labels_nbytes=nbytes)) for nbytes in (0, 250_000)
