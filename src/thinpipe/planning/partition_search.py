@@ -188,8 +188,9 @@ def spread_over_all(
     needs: Sequence[SegmentNeeds], machines: Sequence[Machine], *, shared_nbytes: int
 ) -> list[PlacedStage] | None:
     """Partition over all these machines (at most one per segment, from the start of the list) that minimises the
-    slowest machine's compute time. The first machine gets the last segments. None if memory does not suffice."""
-    chosen = list(reversed(machines[: len(needs)]))
+    slowest machine's compute time. The first machine gets the last segments, if it may compute the last one. None if
+    memory does not suffice."""
+    chosen = _with_ends_allowed(list(reversed(machines[: len(needs)])), len(needs))
     flops = list(accumulate((need.flops_per_token for need in needs), initial=0.0))
     host = list(accumulate((need.host_nbytes for need in needs), initial=0))
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [0])}
@@ -210,3 +211,13 @@ def spread_over_all(
         return None
     _, ends = best[len(needs)]
     return [(machine, range(*edges)) for machine, edges in zip(chosen, pairwise(ends), strict=True)]
+
+
+def _with_ends_allowed(machines: Sequence[Machine], segments: int) -> Sequence[Machine]:
+    """The machines in this order, but with one that may compute the first segment at its front and another one that may
+    compute the last segment at its end, if there are such."""
+    first = next((machine for machine in machines if 0 not in machine.excluded), None)
+    able = [machine for machine in machines if machine is not first and segments - 1 not in machine.excluded]
+    if first is None or not able:
+        return machines
+    return [first, *(machine for machine in machines if machine not in (first, able[-1])), able[-1]]
