@@ -1,17 +1,23 @@
 """Who gets the data of a hub's run: batches go to the first segment alone, and the owner can keep both ends."""
 
+import io
+import re
 from dataclasses import replace
 
 import msgspec
 import pytest
+from rich.console import Console
 
-from tests.programs import PATIENCE
+from tests.programs import PATIENCE, events_of, files_of, hub_arguments, invites_of
 from tests.swarm.commits import wait_until
 from tests.swarm.hubs import ask_as, ask_next, begin_generation, running_hub
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
 from thinpipe.config.hub import HubSettings
 from thinpipe.config.huggingface_model import HuggingFaceModelConfig
+from thinpipe.config.run import JobConfig
+from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
+from thinpipe.core.hub_events import GenerationStarted
 from thinpipe.data import Cursor
 from thinpipe.data.manifest import MANIFEST_NAME
 from thinpipe.planning.partition import Machine, SegmentNeeds, Traffic, make_partition
@@ -19,7 +25,8 @@ from thinpipe.swarm.hub.kept_ends import partition_with_kept_ends
 from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.who_reads import who_reads
 from thinpipe.swarm.protocol.messages import Assignment, Standby, TokensRequest
-from thinpipe.swarm.protocol.status import Status
+from thinpipe.swarm.protocol.status import Status, render
+from thinpipe.training.trainer import Trainer
 
 PLAIN = BoundaryConfig()
 AQSGD = BoundaryConfig(states=CompressionConfig(kind="quantise", bits=4, per="token", feedback="aqsgd"))
@@ -117,6 +124,9 @@ def test_a_hub_keeps_the_ends_and_waits_after_a_loss(run_config, monkeypatch):
             status = ask_as(slow, "status", 0, Status)
             assert status.who_reads == host.who_reads
             assert "every machine that computes" in status.who_reads
+            shown = io.StringIO()
+            Console(file=shown, width=1000).print(render(status))
+            assert host.who_reads in shown.getvalue().splitlines()
         wait_until(lambda: not running.hub.membership.present)
         with running.connection("p0", "b") as slow, running.connection("p1", "b") as own:
             answers = [ask_next(slow, running, incarnation="b"), ask_next(own, running, incarnation="b")]
@@ -166,3 +176,32 @@ def test_one_sentence_says_who_can_read_the_data(run_config):
     assert sentence(boundaries=()).endswith("the machine that computes, which receives all token ids")
     for text in (keel, sentence(), sentence(keep_ends=("a", "b"))):
         assert text.count("\n") == text.count(". ") == 0, "one sentence"
+
+
+def test_programs_keep_the_ends_and_say_who_reads(run_config, programs, tmp_path):
+    """A stranger and two programs of the owner's, to the end: equal to the run alone."""
+    parallelism = replace(run_config.parallelism, pipeline_parallel_microbatch_size=2)
+    alone = replace(run_config, parallelism=parallelism)
+    Trainer(alone).train()
+    config = replace(alone, job=JobConfig(dump_folder=tmp_path / "hub_run"))
+    (tmp_path / "run.toml").write_text(dump_toml(config))
+    kept = ("--hub.up", "1gbps", "--hub.down", "1gbps", "--hub.keep-ends", "home", "attic")
+    hub = programs("hub", *hub_arguments(tmp_path / "run.toml", 3, *kept))
+    own, another, stranger = invites_of(hub)
+    assert re.search(
+        rf"use this invite on your own machine home, and send it to nobody:\n{re.escape(own)}", hub.printed
+    )
+    joined = [
+        programs(f"peer{index}", "join", invite, "--folder", tmp_path / f"peer{index}")
+        for index, invite in enumerate((stranger, own, another))
+    ]
+    for program in (hub, *joined):
+        assert program.finish() == 0, program.printed
+    sentence = "who can read the data: the hub's owner, and every machine that computes"
+    assert sentence in hub.printed
+    for program in joined:
+        assert re.search(rf"^{sentence}[^\n]*\n([^\n]*\n)?joined run hub_run as ", program.printed), program.printed
+    begun = events_of(config, GenerationStarted)
+    assert begun
+    assert all([place.name for place in event.peers][1:-1] == ["p0"] for event in begun)
+    assert files_of(config, 12) == files_of(alone, 12)
