@@ -40,7 +40,7 @@ class Admission:
         print_line: Callable[[str], None],
         who_reads: str = "",
     ) -> None:
-        """`who_reads`: who can read the data, in one sentence, told to everybody before joining."""
+        """`who_reads`: who can read the data, in one sentence, announced to everybody before joining."""
         self._broker, self._options, self._numerics, self._print = broker, options, numerics, print_line
         self._who_reads = who_reads
 

@@ -13,7 +13,7 @@ def partition_with_kept_ends(
     segments: int,
     partition: Callable[[Sequence[Machine]], Partition],
 ) -> Partition:
-    """A partition in which only machines with the names in `owned` have the first or the last of so many segments.
+    """A partition in which only machines with the names in `owned` have the first or the last of this many segments.
     Raises UserError as `partition` does, and if there is no such machine."""
     if not owned:
         return partition(machines)

@@ -13,15 +13,15 @@ class Disclosure:
     """Prints the hub's sentence once in a program."""
 
     def __init__(self, print_line: Callable[[str], None]) -> None:
-        self._print, self._is_told = print_line, False
+        self._print, self._is_known = print_line, False
 
     def tell(self, who_reads: str) -> None:
         """Prints the sentence of a hub; an older hub says nothing."""
-        if who_reads and not self._is_told:
-            self._is_told = True
+        if who_reads and not self._is_known:
+            self._is_known = True
             self._print(who_reads)
 
     def ask(self, connection: HubConnection) -> None:
-        """Asks the hub, unless it has told already. Of a run that was joined earlier it may have changed."""
-        if not self._is_told:
+        """Asks the hub, unless it has said so already. Of a run that was joined earlier it may have changed."""
+        if not self._is_known:
             self.tell(decode_foreign(connection.request("status", b"", seconds=_SECONDS), Status).who_reads)
