@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def nbytes_per_token(self) -> float:
-        """Payload bytes per token at one boundary: forward and backward messages, token ids included."""
+        """Payload bytes per token at one boundary: forward and backward messages, token ids or flags included."""
         return (self.messages.forward_nbytes + self.messages.backward_nbytes) / _rows(self.config)
 
     @property
@@ -310,6 +310,7 @@ def _step_spec(
         hub=None if machines.hub is None else _hub_link(machines.hub),
         forward_nbytes=messages.forward_nbytes,
         backward_nbytes=messages.backward_nbytes,
+        labels_nbytes=messages.labels_nbytes,
         hosts=[
             alone + index if machine.host is None else numbers[machine.host] for index, machine in enumerate(chosen)
         ],

@@ -65,14 +65,14 @@ def open_base(config: RunConfig, vocab_size: int, newest: Checkpoint | None) -> 
     return base
 
 
-def describe_model(newest: Checkpoint, config: RunConfig, base: "ServedBase | None") -> RunModel:
-    """The model of the newest checkpoint."""
+def describe_model(newest: Checkpoint, config: RunConfig, base: "ServedBase | None", *, chats: bool) -> RunModel:
+    """The model of the newest checkpoint. `chats`: token ids have flags."""
     model = pipeline_config_of(newest)
     built = build_model(model)
     boundary = replace(config, boundary=replace(config.boundary, store=None))
-    method = boundary_method(model, boundary) if model.boundaries else None
+    method = boundary_method(model, boundary, chats=chats) if model.boundaries else None
     files = [[layer_file(layer) for layer in layers] for layers in layers_by_segment(built, method)]
-    traffic = message_sizes(model, config).traffic(config)
+    traffic = message_sizes(model, config, chats=chats).traffic(config)
     if isinstance(model, ModelConfig):
         return RunModel(
             config=model,
