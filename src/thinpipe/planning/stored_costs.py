@@ -182,7 +182,7 @@ class _Segment:
             case _:
                 working = sum(self._all_blocks_nbytes)
         logits = min(self._tokens * self.model.vocab_size, MAX_LOGITS) if self._is_last else 0
-        return working + logits * 3 * ITEM_NBYTES["float32"]
+        return max(working, logits * 3 * ITEM_NBYTES["float32"])  # the loss is over when blocks are computed again
 
 
 def is_matrix(name: str, shape: Shape) -> bool:
