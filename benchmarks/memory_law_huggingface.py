@@ -22,10 +22,22 @@ from thinpipe.planning.stored_model import stored_model_of
 
 NAME = "memory_law_huggingface"
 LAYERS, BATCH = 4, 2
-SIZES = {"4k": {"vocabulary": 4096, "width": 256, "seq": 512}, "128k": {"vocabulary": 131_072, "width": 128, "seq": 320}}
+SIZES = {
+    "4k": {"vocabulary": 4096, "width": 256, "seq": 512},
+    "128k": {"vocabulary": 131_072, "width": 128, "seq": 320},
+}
 """With the large vocabulary 42 million logits in a micro-batch, more than may exist at once."""
 WAYS = {
-    "4k": ("LoRA fp32", "LoRA bf16-mixed", "LoRA bf16", "nf4 bf16", "int8 bf16", "full fp32", "full bf16-mixed", "full bf16"),
+    "4k": (
+        "LoRA fp32",
+        "LoRA bf16-mixed",
+        "LoRA bf16",
+        "nf4 bf16",
+        "int8 bf16",
+        "full fp32",
+        "full bf16-mixed",
+        "full bf16",
+    ),
     "128k": ("LoRA fp32", "LoRA bf16", "nf4 bf16", "full fp32", "full bf16"),
 }
 QUANTISED = ("nf4", "int8")
@@ -68,23 +80,22 @@ class Case:
         config = run_config(self.sections())
         model = stored_model_of(config)
         assert model is not None
-        budget = MemoryBudget(
-            place=self.device, free_nbytes=0, host_free_nbytes=None if self.device == "cpu" else 0
-        )
+        budget = MemoryBudget(place=self.device, free_nbytes=0, host_free_nbytes=None if self.device == "cpu" else 0)
         return max(memory_of_processes(config, model, budget), key=lambda use: use.total)
 
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory()
+    return tempfile.TemporaryDirectory()  # kept until this process ends
 
 
 @cache
 def _base(size: str) -> Path:
     given = SIZES[size]
-    return make_base(
+    base: Path = make_base(
         Path(_folder().name) / size, width=given["width"], layers=LAYERS, vocabulary=given["vocabulary"]
     )
+    return base
 
 
 def all_cases() -> Iterator[Case]:
@@ -124,24 +135,24 @@ def write_page(peaks: dict[str, Any], limit: float) -> str:
         "# The memory law against the allocator: Hugging Face models",
         "",
         "`python -m benchmarks.memory_law --huggingface --output benchmarks/results --date DATE`: two steps on Qwen 3",
-        "models with random weights in bfloat16, foretold bytes of the fullest process over measured ones. CPU: highest",
-        "resident set with glibc, freed blocks returned at once. `sim`: the second device of the tests, allocated bytes.",
-        f"{', '.join(f'{name} {value}' for name, value in versions().items())}.",
+        "models with random weights in bfloat16, foretold bytes of the fullest process over measured ones. CPU:",
+        "highest resident set with glibc, freed blocks returned at once. `sim`: the second device of the tests,",
+        f"allocated bytes. {', '.join(f'{name} {value}' for name, value in versions().items())}.",
         "",
         "Sizes: "
         + "; ".join(
-            f"*{name}* vocabulary {size['vocabulary']:,}, width {size['width']}, {LAYERS} blocks, {BATCH} x {size['seq']} "
-            "tokens in micro-batches of 1"
+            f"*{name}* vocabulary {size['vocabulary']:,}, width {size['width']}, {LAYERS} blocks, "
+            f"{BATCH} x {size['seq']} tokens in micro-batches of 1"
             for name, size in SIZES.items()
         )
         + ". Adapters of rank 16 on all matrices.",
         "",
         f"Measured: {len(cases)} of {len([*all_cases()])} cases. Error in the middle {middle:.1%}, worst "
-        f"{errors[worst]:+.1%} ({worst.key}). Above {limit:.0%}: {len(above)}, of them {sum(errors[case] > 0 for case in above)} "
-        "foretold too much.",
+        f"{errors[worst]:+.1%} ({worst.key}). Above {limit:.0%}: {len(above)}, of them "
+        f"{sum(errors[case] > 0 for case in above)} foretold too much.",
         "",
-        "| device | processes | size | tuned | recipe | checkpointing | while loading, MB | steps, MB | foretold, MB | error |"
-        " of it frozen | activations |",
+        "| device | processes | size | tuned | recipe | checkpointing | while loading, MB | steps, MB | foretold, MB | "
+        "error | of it frozen | activations |",
         f"|{'---|' * 12}",
     ]
     for case in cases:

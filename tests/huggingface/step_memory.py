@@ -98,9 +98,10 @@ def main():
     configs = [run_config(sections) for sections in json.loads(sys.argv[1])]
     torch.set_num_threads(1)
     count = int(os.environ["WORLD_SIZE"])
-    group = open_group(LinkConfig(), timeout=timedelta(seconds=600)) if count > 1 else None
-    with TemporaryDirectory() as folder:  # libraries take a hundred megabytes on first use
-        for config in small_runs(configs, make_base(Path(folder) / str(os.getpid()), width=128, layers=2, vocabulary=512)):
+    with TemporaryDirectory() as folder:
+        base = make_base(Path(folder) / "base", width=128, layers=2, vocabulary=512)
+        group = open_group(LinkConfig(), timeout=timedelta(seconds=600)) if count > 1 else None
+        for config in small_runs(configs, base):  # libraries take a hundred megabytes on first use
             measure(config, group)
     print(json.dumps([measure(config, group) for config in configs]))
 

@@ -103,7 +103,7 @@ def test_a_held_out_chat_is_what_came_before_the_last_answer(base, chats):
     assert found[0].answer[-1] in tokenizer.special_ids
 
 
-def test_text_and_chats_without_a_beginning_of_the_answer_are_refused(base, chats, tune_tokens, tmp_path):
+def test_text_and_chats_without_a_beginning_of_the_answer_are_refused(base, tune_tokens, tmp_path):
     with pytest.raises(DataError, match="--chat"):
         held_out_chats(Tokens(tune_tokens / "validation"), 1)
     (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in words(9)))
@@ -111,5 +111,3 @@ def test_text_and_chats_without_a_beginning_of_the_answer_are_refused(base, chat
     assert main([*command, "--sources", str(tmp_path / "texts.jsonl"), "--output", str(tmp_path / "all")]) == 0
     with pytest.raises(DataError, match="--train-on all"):
         held_out_chats(Tokens(tmp_path / "all" / "validation"), 1)
-
-

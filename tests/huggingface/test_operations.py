@@ -21,16 +21,16 @@ CUTS, TOKENS = (2, 5), 128
 
 
 def run_on(base, tokens, folder, way, checkpointing):
-    config = run_of(base, tokens, folder, way, cuts=CUTS, execution=ExecutionConfig(checkpoint_activations=checkpointing))
+    config = run_of(
+        base, tokens, folder, way, cuts=CUTS, execution=ExecutionConfig(checkpoint_activations=checkpointing)
+    )
     lora = None if config.lora is None else replace(LORA, lora_dropout=0.0)
     return replace(config, training=replace(config.training, seq_len=TOKENS), lora=lora)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "block"])
 @pytest.mark.parametrize("way", ["full", "LoRA"])
-@pytest.mark.parametrize(
-    ("model_type", "has_many_logits"), [("qwen3", False), ("qwen3", True), ("gpt2", False)]
-)
+@pytest.mark.parametrize(("model_type", "has_many_logits"), [("qwen3", False), ("qwen3", True), ("gpt2", False)])
 def test_operations_are_those_that_torch_counts(
     model_type, has_many_logits, way, checkpointing, base_of, tune_tokens, tmp_path, monkeypatch
 ):

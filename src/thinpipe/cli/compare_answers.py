@@ -1,4 +1,4 @@
-"""`thinpipe generate --validation-chats`: answers of the base and of the tuned model to held-out chats, side by side."""
+"""`thinpipe generate --validation-chats`: answers to held-out chats of the base and of the tuned one, side by side."""
 
 import tomllib
 from collections.abc import Sequence

@@ -39,11 +39,11 @@ def render(plan: Plan, limit: str, changes: list[Change], cost: Cost, others: Al
 
 def _alternatives(others: Alternatives) -> Iterator[str]:
     if others.streaming is not None:
-        each = others.streaming
+        there = others.streaming
         yield (
-            f"instead, {each.machine.name} without the others, the model in its host's memory and copied to the card "
-            f"for every micro-batch of {each.plan.config.microbatch_size} (with another tool), at best: "
-            f"{_time_and_price(each.cost, each.currency)}"
+            f"instead, {there.machine.name} without the others, the model in its host's memory and copied to the card "
+            f"for every micro-batch of {there.plan.config.microbatch_size} (with another tool), at best: "
+            f"{_time_and_price(there.cost, there.currency)}"
         )
     for each in (others.one_machine, others.rented):
         if each is not None:

@@ -1,5 +1,5 @@
-"""Memory and work of a run on a Hugging Face model, segment by segment, from the shapes of its tensors. Imports no torch
-or transformers.
+"""Memory and work of a run on a Hugging Face model, segment by segment, from the shapes of its tensors. Imports no
+torch or transformers.
 
 Weights, gradients and moments are counted to the tensor: a frozen weight takes its own bytes and no more, a weight of
 an adapter 16. Activations are an estimate from the shapes of a block's matrices, whatever the block computes
@@ -181,8 +181,16 @@ class _Segment:
                 working = max(self._all_blocks_nbytes)
             case _:
                 working = sum(self._all_blocks_nbytes)
-        logits = min(self._tokens * self.model.vocab_size, MAX_LOGITS) if self._is_last else 0
-        return max(working, logits * 3 * ITEM_NBYTES["float32"])  # the loss is over when blocks are computed again
+        return max(working, self._loss_nbytes())  # the loss is over when blocks are computed again
+
+    def _loss_nbytes(self) -> int:
+        """Logits, their float32 and their gradient; with chunks of the tokens also the gradient of the head from one of
+        them, beside the sum."""
+        if not self._is_last:
+            return 0
+        logits = 3 * ITEM_NBYTES["float32"] * min(self._tokens * self.model.vocab_size, MAX_LOGITS)
+        is_summed = self._has_chunked_loss and self.config.lora is None
+        return logits + (self.config.planned_recipe.itemsize * self._head_numel if is_summed else 0)
 
 
 def is_matrix(name: str, shape: Shape) -> bool:

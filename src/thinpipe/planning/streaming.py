@@ -21,8 +21,8 @@ _BLOCKS_ON_CARD = 2
 
 
 def stream_on(machine: Machine, config: RunConfig, model: StoredModel) -> Plan | None:
-    """The fastest plan with copies for every micro-batch; None if card or host has too little memory. `config`: settings
-    of one process."""
+    """The fastest plan with copies for every micro-batch; None if card or host has too little memory. `config`:
+    settings of one process."""
     if machine.host_memory_nbytes is None:
         return None
     plans = [made for each in _microbatches(without_offload(config)) if (made := _plan(machine, each, model))]

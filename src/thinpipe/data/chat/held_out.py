@@ -1,5 +1,5 @@
-"""Chats of a folder of tokens as a question and its answer: what comes before the last turn that is trained on, and that
-turn."""
+"""Chats of a folder of tokens as a question and its answer: what comes before the last turn that is trained on, and
+that turn."""
 
 from typing import NamedTuple
 
