@@ -9,7 +9,6 @@ from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.llama import modeling_llama
 
 from tests.huggingface.models import HANDFUL, default_config
-from tests.transport.processes import results, start
 from thinpipe.cli import main
 from thinpipe.models.hf import probe_cache
 from thinpipe.models.hf.probe import ProbeResult, probe
@@ -126,10 +125,3 @@ def test_the_command_refuses_with_the_reason_and_downloads_nothing(tmp_path, cap
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["probe", "someone/no-such-model"]) == 2
     assert "nothing is downloaded" in capsys.readouterr().err
-
-
-def test_every_process_of_a_group_can_probe():
-    """transformers saves models in process 0 of a group alone."""
-    first, second = results(start(2, "tests.huggingface.probing", "qwen3"))
-    assert first == second
-    assert first[0] is None

@@ -9,7 +9,6 @@ that are merged on loading). What transformers does not document is used in this
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -146,13 +145,6 @@ def _refuse_incomplete(model: Any, info: Mapping[str, Any]) -> None:
     empty = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
     if empty:
         raise UnsupportedModelError(f"transformers' loader leaves {empty[0]} without a value")
-
-
-def save_here(model: Any, folder: Path, *, max_shard_size: int | str) -> None:
-    """transformers' `save_pretrained`, in every process: by itself it writes in process 0 of a group alone."""
-    model.should_save_on_this_rank = lambda _is_main_process: True
-    with quiet():
-        model.save_pretrained(folder, max_shard_size=max_shard_size)
 
 
 class _NoReports(logging.Filter):

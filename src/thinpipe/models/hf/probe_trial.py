@@ -17,7 +17,7 @@ from thinpipe.config.huggingface_model import HuggingFaceModelConfig
 from thinpipe.config.model import CheckpointActivations, ExecutionConfig
 from thinpipe.core.seeds import derive_seed
 from thinpipe.models.hf.decoder import HuggingFaceModel
-from thinpipe.models.hf.hollow import causal_model_class, quiet, save_here
+from thinpipe.models.hf.hollow import causal_model_class, quiet
 from thinpipe.models.hf.layer_plan import LayerPlan, UnsupportedModelError, find_plan
 from thinpipe.models.hf.pretrained_config import describe, dropout_rates, transformers_config
 from thinpipe.models.hf.shrink import TOKENS, shrink
@@ -50,7 +50,8 @@ class Trial:
         small = {**shrunk, **dict.fromkeys(dropout_rates(shrunk), 0.0)}
         whole = _draw(small)
         plan = find_plan(whole)
-        save_here(whole, folder, max_shard_size=_SHARD_NBYTES)
+        with quiet():
+            whole.save_pretrained(folder, max_shard_size=_SHARD_NBYTES)
         return cls(stored, small, whole, plan, _in_segments(small, folder, SEGMENTS))
 
     def describe(self) -> str:
