@@ -38,6 +38,7 @@ class VisionSegment(nn.Module):
         state_BTD: Tensor | None = None,
         dropout_seed: int | None = None,  # noqa: ARG002  these models have no dropout
         targets_BT: Tensor | None = None,  # noqa: ARG002  their caller computes the loss
+        position_ids_BT: Tensor | None = None,  # noqa: ARG002  pixels are where they are
     ) -> Tensor:
         state_BTD = self.first(ids_BT) if self.first is not None else state_BTD
         assert state_BTD is not None

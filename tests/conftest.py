@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 import torch
 
+from tests.programs import ENVIRONMENT
 from tests.run_fixtures import gpt2_config, programs, run_config, tokens  # noqa: F401  fixtures for every folder
 from thinpipe.core.state_folder import STATE_FOLDER_VARIABLE
 
@@ -31,7 +32,7 @@ _STARTERS = {
 
 @pytest.fixture(autouse=True, scope="session")
 def no_calibration(tmp_path_factory):
-    os.environ[STATE_FOLDER_VARIABLE] = str(tmp_path_factory.mktemp("state"))
+    os.environ[STATE_FOLDER_VARIABLE] = ENVIRONMENT[STATE_FOLDER_VARIABLE] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(autouse=True)

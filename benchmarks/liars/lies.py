@@ -88,7 +88,7 @@ def sly_climbing() -> None:
 def frozen_layers() -> None:
     """Never updates its weights."""
     _pretend_speed(LAST)
-    replace(Engine, "_update", lambda _true, _self, _norm, _lr: None)
+    replace(Engine, "_update", lambda *_: None)
 
 
 def stale_layers() -> None:

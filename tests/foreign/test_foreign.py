@@ -45,6 +45,9 @@ OWN_FILES = {
     "training/recomputed_loss.py",  # settings in the hub's own checkpoints
     "swarm/hub/commit_losses.py",  # and what its own process prints
     "swarm/broker/server.py",  # replies of the server that it has started
+    "swarm/broker/register.py",  # the hub's own list of members
+    "swarm/peer/identity.py",  # the peer's own key
+    "checkpoint/load.py", "checkpoint/state.py",  # settings in a checkpoint on this disk
 }  # fmt: skip
 """Modules of these that decode without the door: files and processes of this machine."""
 

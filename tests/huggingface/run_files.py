@@ -99,9 +99,9 @@ def run_of(base, tokens, folder, way="LoRA", *, degree=1, cuts=CUTS, **sections)
     return replace(config, **sections)
 
 
-def train_in_processes(programs, config):
+def train_in_processes(programs, config, environment=None):
     """`thinpipe train`, in as many processes as the settings say."""
     file = config.job.dump_folder.with_suffix(".toml")
     file.write_text(dump_toml(config))
-    program = programs(f"train-{config.job.dump_folder.name}", "train", file)
+    program = programs(f"train-{config.job.dump_folder.name}", "train", file, environment=environment)
     assert program.finish() == 0, program.printed

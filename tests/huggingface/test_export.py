@@ -122,6 +122,8 @@ def test_merging_with_another_base_is_refused(base_of, tune_tokens, tmp_path):
     assert not (tmp_path / "out" / "config.json").exists()
 
 
+# peft looks for the patterns of experts among modules, although they are for parameters.
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning")
 def test_experts_that_are_merged_on_loading_are_left_to_peft(base_of, tune_tokens, tmp_path, capsys):
     """What the base stores under other names is refused by name, not left out."""
     config = run_of(base_of("mixtral"), tune_tokens, tmp_path / "run")

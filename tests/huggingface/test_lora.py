@@ -90,7 +90,7 @@ def test_the_folder_of_an_adapter_opens_with_peft_and_gives_the_same_logits(tmp_
     engine = Engine(run_config("exact"), replace(read_model(folder, CUTS), lora=LORA))
     for step in range(3):
         engine.step(step, batch(512), lr=1e-2)
-    save_adapter(engine.model.config, adapters_of(engine.model), tmp_path / "adapter")
+    save_adapter(engine.model, adapters_of(engine.model), tmp_path / "adapter")
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (described["r"], described["lora_alpha"], described["lora_dropout"]) == (4, 8, 0.1)
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -7,6 +7,7 @@ from tests.huggingface.run_files import STEPS, WAYS, run_of, train_in_processes
 from tests.programs import events_of, files_of
 from thinpipe.checkpoint import find_checkpoint
 from thinpipe.core.events import Step, Validated
+from thinpipe.core.state_folder import STATE_FOLDER_VARIABLE
 from thinpipe.training.trainer import Trainer
 
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3_text", "gpt2", "phi3", "mistral", "smollm3")
@@ -41,6 +42,12 @@ def test_processes_equal_the_twin(model_type, way, degree, base_of, tune_tokens,
     Trainer(twin).train()
     train_in_processes(programs, cell)
     assert outcome(cell) == outcome(twin)
+
+
+def test_every_process_probes_a_model_of_which_this_machine_knows_nothing(base_of, tune_tokens, tmp_path, programs):
+    config = run_of(base_of("qwen3"), tune_tokens, tmp_path / "run", degree=2)
+    train_in_processes(programs, config, {STATE_FOLDER_VARIABLE: str(tmp_path / "state")})
+    assert len([*(tmp_path / "state" / "probes").iterdir()]) == 1
 
 
 def test_ways_differ(base_of, tune_tokens, tmp_path):

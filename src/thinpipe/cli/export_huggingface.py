@@ -27,8 +27,9 @@ def export(checkpoint: Checkpoint, model: HuggingFaceModelConfig, config: Export
     elif config.merge:
         save_merged(model, adapters_of(checkpoint, model), config.output, weights_dtype(checkpoint))
     else:
-        is_transposed = stores_transposed(HuggingFaceModel(model)) and model.quantize_base is None
-        save_adapter(model, adapters_of(checkpoint, model), config.output, fan_in_fan_out=is_transposed)
+        adapted = HuggingFaceModel(model)
+        is_transposed = stores_transposed(adapted) and model.quantize_base is None
+        save_adapter(adapted, adapters_of(checkpoint, model), config.output, fan_in_fan_out=is_transposed)
         copy_tokenizer(model.source, config.output)
         opened = f'PeftModel.from_pretrained(base, "{config.output}")  # base: {model.source}'
     write_atomically(config.output / "README.md", model_card(checkpoint, model, merged=config.merge).encode())

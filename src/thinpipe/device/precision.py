@@ -7,6 +7,9 @@ import torch
 
 from thinpipe.device.choice import device_module
 
+QUANTISED_DEVICES = ("cpu", "cuda", "xpu")
+"""Types of devices on which the library bitsandbytes computes with weights of 4 or 8 bits."""
+
 
 def has_bf16_units(device: torch.device) -> bool | None:
     """None if torch does not say so, as for processors and MPS."""

@@ -231,10 +231,12 @@ class HuggingFaceModel(nn.Module):
         plan = find_plan(whole)
         if config.is_untied:
             _untie(whole)
+        self.adapter_config = None
+        """What peft has made of `config.lora`; None without adapters."""
         if config.lora is not None:
             from thinpipe.models.hf.lora import add_adapters
 
-            add_adapters(whole, plan, config.lora)
+            self.adapter_config = add_adapters(whole, plan, config.lora)
         self.segments = tuple(HuggingFaceSegment(config, index, whole, plan) for index in range(len(config.segments)))
         self._registered = nn.ModuleList(self.segments)
 

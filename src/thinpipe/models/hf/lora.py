@@ -4,27 +4,31 @@ peft draws first values from the generator of the process, so they would depend 
 the seed and the parameter's name. Adapters are float32 whatever the precision of the frozen weights.
 """
 
+import copy
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import peft
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from thinpipe.config.huggingface_model import HuggingFaceModelConfig, LoraConfig
+from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.device.counter_random import uniform
 from thinpipe.models.hf.base_files import HubModel
 from thinpipe.models.hf.layer_plan import LayerPlan, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from thinpipe.models.hf.decoder import HuggingFaceModel
 
 _ADAPTER = "default"
 _PREFIX = "base_model.model."
 """What peft puts before the names of a model in an adapter's file."""
 
 
-def peft_config(lora: LoraConfig, source: str = "") -> peft.LoraConfig:
+def peft_config(lora: LoraConfig) -> peft.LoraConfig:
     """peft's own configuration of these adapters."""
     targets = lora.target_modules
     return peft.LoraConfig(
@@ -34,12 +38,12 @@ def peft_config(lora: LoraConfig, source: str = "") -> peft.LoraConfig:
         lora_dropout=lora.lora_dropout,
         use_rslora=lora.use_rslora,
         task_type="CAUSAL_LM",
-        base_model_name_or_path=source or None,
     )
 
 
-def add_adapters(model: Any, plan: LayerPlan, lora: LoraConfig) -> None:
-    """Freezes a causal language model, whole or with the layers of a segment, and gives its blocks adapters.
+def add_adapters(model: Any, plan: LayerPlan, lora: LoraConfig) -> peft.LoraConfig:
+    """Freezes a causal language model, whole or with the layers of a segment, and gives its blocks adapters. What peft
+    has made of the configuration: the modules that "all-linear" came to, and experts that are one parameter.
 
     On the meta device; elsewhere `draw_adapters` is to be called next. Raises UnsupportedModelError if an adapter would
     be outside of the blocks, or if there would be none.
@@ -60,6 +64,8 @@ def add_adapters(model: Any, plan: LayerPlan, lora: LoraConfig) -> None:
             )
         if is_adapter:
             parameter.data = parameter.data.float()
+    made: peft.LoraConfig = model.peft_config[_ADAPTER]
+    return made
 
 
 @torch.no_grad()
@@ -75,21 +81,22 @@ def draw_adapters(named: Mapping[str, nn.Parameter], seed: int) -> None:
 
 
 def save_adapter(
-    config: HuggingFaceModelConfig, adapters: Mapping[str, Tensor], folder: Path, *, fan_in_fan_out: bool = False
+    model: "HuggingFaceModel", adapters: Mapping[str, Tensor], folder: Path, *, fan_in_fan_out: bool = False
 ) -> None:
     """Writes a folder that `PeftModel.from_pretrained` opens. `adapters`: those of all segments, by their names in
     transformers; `fan_in_fan_out`: whether the base stores their matrices as inputs x outputs."""
-    assert config.lora is not None
+    assert model.adapter_config is not None
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         _PREFIX + name.replace(f".{_ADAPTER}.", "."): tensor.detach().cpu().contiguous()
         for name, tensor in adapters.items()
     }
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    hub = HubModel.of(config.source)
-    described = peft_config(config.lora, config.source if hub is None else hub.name)
+    source, described = model.config.source, copy.deepcopy(model.adapter_config)
+    hub = HubModel.of(source)
+    described.base_model_name_or_path = source if hub is None else hub.name
     described.revision = None if hub is None else hub.revision
     described.inference_mode, described.fan_in_fan_out = True, fan_in_fan_out
-    if config.lora.target_modules == "all-linear":  # what it came to: peft would look for it in the whole model again
-        described.target_modules = sorted({name.rsplit(".", 3)[0].rsplit(".", 1)[-1] for name in adapters})
+    if not isinstance(described.target_modules, str):
+        described.target_modules = sorted({name.rsplit(".", 1)[-1] for name in described.target_modules or ()})
     described.save_pretrained(str(folder))

@@ -50,6 +50,7 @@ class Trial:
         small = {**shrunk, **dict.fromkeys(dropout_rates(shrunk), 0.0)}
         whole = _draw(small)
         plan = find_plan(whole)
+        whole.should_save_on_this_rank = lambda _is_main_process: True  # else it saves in the first process alone
         with quiet():
             whole.save_pretrained(folder, max_shard_size=_SHARD_NBYTES)
         return cls(stored, small, whole, plan, _in_segments(small, folder, SEGMENTS))

@@ -14,17 +14,16 @@ import transformers
 
 from thinpipe.config.huggingface_model import QuantizedBase
 from thinpipe.core.errors import UserError
-
-DEVICES = ("cpu", "cuda", "xpu")
+from thinpipe.device.precision import QUANTISED_DEVICES
 
 
 def quantisation(kind: QuantizedBase | None, device: torch.device, dtype: torch.dtype) -> Any:
     """transformers' settings for its loader; None: not quantised. `dtype`: of what is computed. Raises UserError."""
     if kind is None:
         return None
-    if device.type not in DEVICES:
+    if device.type not in QUANTISED_DEVICES:
         raise UserError(
-            f"model.quantize_base works on {', '.join(DEVICES)}, not on {device.type}: leave it out, or set "
+            f"model.quantize_base works on {', '.join(QUANTISED_DEVICES)}, not on {device.type}: leave it out, or set "
             "training.device"
         )
     if kind == "int8":
