@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from thinpipe.boundary.sizes import MessageSize, backward_nbytes, forward_nbytes
-from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.planning.partition import Traffic
+from thinpipe.planning.stored_model import PlannedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +25,11 @@ class MessageSizes:
         return Traffic(forward_nbytes=self.forward_nbytes / rows, backward_nbytes=self.backward_nbytes / rows)
 
 
-def message_sizes(model: ModelConfig, config: RunConfig) -> MessageSizes:
+def message_sizes(model: PlannedModel, config: RunConfig) -> MessageSizes:
     """Sizes for the run; they are the same at every boundary, and 0 for a model without boundaries."""
     if not model.boundaries:
         return MessageSizes(forward_nbytes=0, backward_nbytes=0, ids_nbytes=0)
-    config.boundary.resolve_method(in_subspace=model.subspace.width is not None)
+    config.boundary.resolve_method(in_subspace=model.in_subspace)
     size = MessageSize(
         batch=config.microbatch_size,
         tokens=config.training.seq_len,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from thinpipe.config.huggingface_model import HUB_PREFIX
-from thinpipe.config.model import ModelConfig, SubspaceConfig
+from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 
@@ -45,7 +45,6 @@ class StoredModel:
     """Bytes of a stored number."""
     boundaries: tuple[int, ...] = ()
 
-    subspace: ClassVar[SubspaceConfig] = SubspaceConfig()
     in_subspace: ClassVar[bool] = False
     has_projection: ClassVar[bool] = False
 
