@@ -156,6 +156,13 @@ def write_page(found: dict[str, Any]) -> str:
     ]
     lines += ["", "What takes them, in one process:", "", "| part | seconds of processors |", "|---|---|"]
     lines += [f"| {name} | {seconds:.1f} |" for name, seconds in parts.items()]
+    rate = found["base_nbytes"] / parts["hashing the base"] / 1e9
+    lines += [
+        "",
+        f"Each process reads and hashes the tensors of its own layers once, in threads of the loader: {rate:.1f} GB a second",
+        "and thread here, on a processor that others use too. Of the rest, imports are the most, and do not grow with the",
+        "base; the first step is computed on a processor that has no units for bfloat16.",
+    ]
     return "\n".join(lines) + "\n"
 
 

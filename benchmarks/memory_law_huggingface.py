@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import versions
-from tests.huggingface.step_memory import make_base, read_peaks
+from tests.huggingface.step_memory import base_config, make_base, read_peaks
 from tests.train.step_memory import run_config
+from thinpipe.models.hf.base_shapes import base_shapes
 from thinpipe.planning.fitting import memory_of_processes
 from thinpipe.planning.machine_loads import MemoryUse
 from thinpipe.planning.memory_budget import MemoryBudget
-from thinpipe.planning.stored_model import stored_model_of
+from thinpipe.planning.stored_model import StoredModel, cut
 
 NAME = "memory_law_huggingface"
 LAYERS, BATCH = 4, 2
@@ -57,9 +58,9 @@ class Case:
     def key(self) -> str:
         return " ".join(map(str, (self.device, self.processes, self.size, self.way, self.recipe, self.checkpointing)))
 
-    def sections(self) -> dict[str, Any]:
+    def sections(self, base: Path) -> dict[str, Any]:
         size = SIZES[self.size]
-        model: dict[str, Any] = {"hf": str(_base(self.size)), "boundaries": [LAYERS // 2]}
+        model: dict[str, Any] = {"hf": str(base), "boundaries": [LAYERS // 2]}
         if self.way in QUANTISED:
             model["quantize_base"] = self.way
         return {
@@ -77,11 +78,21 @@ class Case:
 
     def predicted(self) -> MemoryUse:
         """Of the fullest process."""
-        config = run_config(self.sections())
-        model = stored_model_of(config)
-        assert model is not None
+        config = run_config(self.sections(Path("base")))
+        model = cut(_shapes(self.size), config)
         budget = MemoryBudget(place=self.device, free_nbytes=0, host_free_nbytes=None if self.device == "cpu" else 0)
         return max(memory_of_processes(config, model, budget), key=lambda use: use.total)
+
+
+def _sizes(size: str) -> dict[str, int]:
+    given = SIZES[size]
+    return {"width": given["width"], "layers": LAYERS, "vocabulary": given["vocabulary"]}
+
+
+@cache
+def _shapes(size: str) -> StoredModel:
+    stored = base_config(**_sizes(size))
+    return StoredModel.of_shapes(base_shapes(stored), stored)
 
 
 @cache
@@ -91,10 +102,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def _base(size: str) -> Path:
-    given = SIZES[size]
-    base: Path = make_base(
-        Path(_folder().name) / size, width=given["width"], layers=LAYERS, vocabulary=given["vocabulary"]
-    )
+    base: Path = make_base(Path(_folder().name) / size, **_sizes(size))
     return base
 
 
@@ -112,7 +120,7 @@ def all_cases() -> Iterator[Case]:
 
 def measure(cases: list[Case]) -> dict[str, Any]:
     """Bytes while loading and of the steps, of each process, by the key of each case. All of one place and size."""
-    sections, place = [case.sections() for case in cases], cases[0]
+    sections, place = [case.sections(_base(case.size)) for case in cases], cases[0]
     peaks = read_peaks(sections, processes=place.processes, on_sim=place.device == "sim")
     return {case.key: [*each] for case, each in zip(cases, peaks, strict=True)}
 

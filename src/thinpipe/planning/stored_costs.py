@@ -139,10 +139,19 @@ class _Segment:
         schedule = config.parallelism.pipeline_parallel_schedule
         if config.lora is not None or not keeps_masters(config.training.offload, recipe, schedule):
             return 0
-        return recipe.itemsize * sum(math.prod(shape) for name, shape in self._in_blocks() if is_matrix(name, shape))
+        return recipe.itemsize * self._matrices_numel
 
     def _copies_nbytes(self) -> int:
-        return 0
+        """bfloat16 copies that autocast keeps of trained matrices, unless blocks are computed again."""
+        config = self.config
+        is_kept = config.planned_recipe.autocast_bf16 and config.execution.checkpoint_activations == "none"
+        if config.lora is not None or not is_kept or self._masters_nbytes():
+            return 0
+        return BF16_NBYTES * (self._matrices_numel + self._head_numel)
+
+    @property
+    def _matrices_numel(self) -> int:
+        return sum(math.prod(shape) for name, shape in self._in_blocks() if is_matrix(name, shape))
 
     def _block_nbytes(self, block: Mapping[str, Shape]) -> int:
         """Estimate of what autograd saves in a block: inputs and outputs of its matrices, and about four states."""
@@ -151,12 +160,24 @@ class _Segment:
         matrices = [(name, shape) for name, shape in block.items() if is_matrix(name, shape)]
         widths = sum(self._share(name) * sum(shape) for name, shape in matrices)
         per_token = int(itemsize * widths) + 4 * self.model.dim * recipe.itemsize
-        if lora is not None:  # the input of each adapter in float32, its mask, and its output of rank r
+        copies = 0
+        if lora is not None:  # the output of rank r, and what differs from a trained matrix
             adapted = [shape for name, shape in matrices if adapter_shapes(name, shape, lora)]
-            wide = 4 if recipe.uses_bf16 else 0
-            per_token += sum(wide * shape[-1] + 4 * lora.r for shape in adapted)
-            per_token += sum(5 * shape[-1] for shape in adapted) if lora.lora_dropout else 0
-        return self._tokens * per_token
+            inputs = sum(shape[-1] for shape in adapted)
+            per_token += 4 * lora.r * len(adapted) + self._kept_by_adapters * inputs
+            per_token += 5 * inputs if lora.lora_dropout else 0
+            if recipe.autocast_bf16:  # of frozen weights, once for each micro-batch
+                copies = BF16_NBYTES * sum(math.prod(shape) for _, shape in matrices)
+        return self._tokens * per_token + copies
+
+    @property
+    def _kept_by_adapters(self) -> int:
+        """Bytes of a number of an adapter's input beside that of its matrix. A frozen matrix keeps no input, one of
+        bitsandbytes does; the adapter reads it in float32."""
+        recipe, is_quantised = self.config.planned_recipe, self.config.model.quantize_base is not None
+        if not recipe.uses_bf16 or recipe.autocast_bf16:
+            return 0
+        return ITEM_NBYTES["float32"] - (0 if is_quantised else BF16_NBYTES)
 
     @property
     def _all_blocks_nbytes(self) -> list[int]:
