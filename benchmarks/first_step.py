@@ -159,9 +159,9 @@ def write_page(found: dict[str, Any]) -> str:
     rate = found["base_nbytes"] / parts["hashing the base"] / 1e9
     lines += [
         "",
-        f"Each process reads and hashes the tensors of its own layers once, in threads of the loader: {rate:.1f} GB a second",
-        "and thread here, on a processor that others use too. Of the rest, imports are the most, and do not grow with the",
-        "base; the first step is computed on a processor that has no units for bfloat16.",
+        "Each process reads and hashes the tensors of its own layers once, in threads of the loader:",
+        f"{rate:.1f} GB a second and thread here, on a processor that others use too. Of the rest, imports are the most,",
+        "and do not grow with the base; the first step is computed on a processor that has no units for bfloat16.",
     ]
     return "\n".join(lines) + "\n"
 
