@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 from thinpipe.boundary.sizes import MessageSize, backward_nbytes, forward_nbytes, ids_cross
-from thinpipe.config.huggingface_model import HuggingFaceModelConfig
-from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.planning.partition import Traffic
+from thinpipe.planning.stored_model import PlannedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +31,7 @@ class MessageSizes:
         )
 
 
-def message_sizes(
-    model: ModelConfig | HuggingFaceModelConfig, config: RunConfig, *, chats: bool = False
-) -> MessageSizes:
+def message_sizes(model: PlannedModel, config: RunConfig, *, chats: bool = False) -> MessageSizes:
     """Sizes for the run; they are the same at every boundary, and 0 for a model without boundaries. `chats`: ids have
     flags."""
     if not model.boundaries:
