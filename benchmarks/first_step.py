@@ -100,7 +100,7 @@ def measure_parts(file: Path) -> dict[str, float]:
     with part("importing transformers, peft and thinpipe"):
         import numpy as np
 
-        from thinpipe.models.hf import base_tensors, lora  # noqa: F401  as a run imports them
+        from thinpipe.models.hf import base_statement, base_tensors, lora  # noqa: F401  as a run imports them
         from thinpipe.models.hf.model_of_run import model_of_run
         from thinpipe.models.hf.pretrained_config import read_model
         from thinpipe.models.hf.probe import probe
@@ -111,13 +111,13 @@ def measure_parts(file: Path) -> dict[str, float]:
     with part("probing the model, once on a machine"):
         result = probe(model.stored)
     assert result.refusal is None
-    hashed = base_tensors.content_sha256
+    hashed = base_statement.content_sha256
 
     def timed(tensor: torch.Tensor) -> str:  # in threads of the loader
         with part("hashing the base", time.thread_time):
             return hashed(tensor)
 
-    base_tensors.content_sha256 = timed
+    base_tensors.__dict__["content_sha256"] = timed
     whole = replace(model, boundaries=())  # not cut, so not probed again
     with part("building and loading"):
         engine = Engine(replace(config, model=replace(config.model, boundaries=None)), whole)

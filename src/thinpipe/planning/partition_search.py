@@ -111,6 +111,8 @@ def find_partition(
         for members, (left, order) in sorted(sets.items(), key=lambda item: item[1][0])[:_BEAM_WIDTH]:
             for index in range(len(machines)):
                 start = reach[index][left]
+                if start == 0 and (True, left == whole) not in fits[index]:
+                    start = 1  # too slow a link for labels, perhaps: another machine has to be the first
                 if members >> index & 1 or start == left or (start == 0, left == whole) not in fits[index]:
                     continue
                 if start == 0:
@@ -177,8 +179,8 @@ def _reconstruct(
 ) -> list[PlacedStage]:
     stages: list[PlacedStage] = []
     left = whole
-    for index in order:
-        start = reach[index][left]
+    for number, index in enumerate(order, start=1):
+        start = reach[index][left] if number == len(order) else max(1, reach[index][left])
         stages.insert(0, (machines[index], range(start, left)))
         left = start
     return stages
