@@ -123,8 +123,8 @@ def test_segments_are_assigned_as_well_as_possible(given_machines, needs, hub, t
 
 def test_who_could_have_all_that_is_left_leaves_the_first_segment_to_a_faster_link():
     """The first machine sends labels too, more than one in the middle sends gradients."""
-    links = [("p0", 2e11, 1e6), ("p1", 2e11, 5e4), ("p2", 7e11, 2e5)]
-    hosts = [machine(name, flops, up=up, down=max(up, 2e5)) for name, flops, up in links]
+    facts = [("p0", 2e11, 1e6, 1e6), ("p1", 2e11, 5e4, 1e7), ("p2", 7e11, 2e5, 2e5)]
+    hosts = [machine(name, flops, up=up, down=down) for name, flops, up, down in facts]
     needs = [need(5e8, 4 * 10**9)] * 3
     found = make_partition(needs, hosts, WITH_LABELS, hub_up_bps=FAST, hub_down_bps=FAST)
     assert 1 / found.tokens_per_second == pytest.approx(best_of_all(needs, hosts, FAST, WITH_LABELS), rel=1e-3)
