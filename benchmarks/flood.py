@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[str, bytes]] = {
     "no listener": ("hub.mallory.nothing", bytes(1 << 10)),
     "write_file, 1 MB": ("hub.mallory.write_file", bytes(1 << 20)),
     "heartbeat, 1 kB": ("hub.mallory.heartbeat", bytes(1000)),
-    "heartbeat, 8 MB": ("hub.mallory.heartbeat", bytes(8_000_000)),
+    "heartbeat, 2 MB": ("hub.mallory.heartbeat", bytes(2_000_000)),
     "store, 2 MB": ("hub.mallory.store", msgspec.msgpack.encode(_STORE)),
     "next": ("hub.mallory.next", msgspec.msgpack.encode(_NEXT)),
     "a peer's subject, 1 MB": (f"m.{PEERS[0]}.mallory.data", bytes(1 << 20)),

@@ -127,15 +127,7 @@ def test_a_second_broker_on_the_folder_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_restart_keeps_everything(tmp_path):
-    async def remember(running):
-        async with dialled(running, "hub", running.broker.hub_credentials) as (hub, _):
-            bucket = await hub.jetstream().create_key_value(bucket="state")
-            await bucket.put("generation", b"3")
-
     async def recall(broker, credentials):
-        async with dialled(broker, "hub", broker.hub_credentials) as (hub, _):
-            bucket = await hub.jetstream().key_value("state")
-            assert (await bucket.get("generation")).value == b"3"
         async with dialled(broker, "p0", credentials["p0"]) as (peer, _):
             assert await deliver(peer, peer, "m.p0.p0.d") == b"hello"
 
@@ -144,7 +136,6 @@ def test_a_restart_keeps_everything(tmp_path):
 
     with running_broker(tmp_path) as running:
         running.broker.add_invite(url=running.url, run="r", seconds=3600)
-        asyncio.run(remember(running))
         before = identity(running.broker)
     with Broker(running.broker.folder) as again:
         assert identity(again) == before

@@ -21,7 +21,6 @@ def config(**changes):
         "port": 4222,
         "certificate": Path("/run/hub.crt"),
         "private_key": Path("/run/hub.key"),
-        "store": Path("/run/jetstream"),
         "log": Path("/run/server.log"),
         "operator_jwt": AUTHORITY.operator_jwt(),
         "account": AUTHORITY.account,
@@ -38,7 +37,7 @@ EMPTY = render(config()).splitlines()
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_no_host_and_no_folder_adds_a_line(host, folder):
     try:
-        lines = render(config(host=host, store=Path("/", folder))).splitlines()
+        lines = render(config(host=host, log=Path("/", folder))).splitlines()
     except UserError:
         return
     assert len(lines) == len(EMPTY)
@@ -55,7 +54,7 @@ def test_no_host_and_no_folder_adds_a_line(host, folder):
         ({"port": 0}, "not a port"),
         ({"port": True}, "not a port"),
         ({"port": "4222\nx"}, "not a port"),
-        ({"store": Path("/a\nb")}, "another folder"),
+        ({"log": Path("/a\nb")}, "another folder"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes, words):
@@ -80,7 +79,7 @@ def test_the_server_understands_it(tmp_path, folder):
         config(
             certificate=certificate.path,
             private_key=certificate.key_path,
-            store=folder / "jetstream",
+            log=folder / "server.log",
         )
     )
     (folder / "server.conf").write_text(text, encoding="utf-8")

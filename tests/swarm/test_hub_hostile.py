@@ -55,7 +55,7 @@ NASTY = [
     b"\x81\xa4what\xa3\xff\xfe\xfd",
     b"\xdf\xff\xff\xff\xff",
     b"\xc6\xff\xff\xff\xff",
-    bytes(3 << 20),
+    bytes(1 << 20),
 ]
 
 

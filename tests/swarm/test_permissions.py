@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from nats.js.errors import ServiceUnavailableError
 
 from tests.swarm.attacks import some
 from tests.swarm.brokers import Faults, dialled, running_broker
@@ -131,11 +132,39 @@ def test_the_servers_own_services_are_not_for_peers(running, subject):
     asyncio.run(check())
 
 
-def test_jetstream_is_there_for_the_hub(running):
+def test_nobody_has_jetstream(running):
+    """Its answers go to any subject that the requester names."""
+
     async def check():
-        async with dialled(running, "hub", running.broker.hub_credentials) as (hub, faults):
-            assert (await hub.jetstream().account_info()).streams == 0
-            assert not faults
+        async with dialled(running, "hub", running.broker.hub_credentials) as (hub, _):
+            with pytest.raises(ServiceUnavailableError):
+                await hub.jetstream(timeout=120).account_info()
+
+    asyncio.run(check())
+
+
+def test_a_peer_with_too_long_a_message_is_cut_off(running):
+    longest = 2112 << 10
+
+    async def check():
+        async with dialled(running, "p1", running.credentials["p1"]) as (other, _):
+            came = await arrivals(other, "m.p1.>")
+            async with dialled(running, "p0", running.credentials["p0"]) as (peer, faults):
+                for nbytes in (longest, longest + 1):
+                    await peer.publish("m.p1.p0.d", bytes(nbytes))
+                assert "connection to the hub failed" in str(await faults.wait())
+            await other.flush()
+            assert [len(data) for _, data in came] == [longest]
+
+    asyncio.run(check())
+
+
+def test_subscriptions_of_peers_are_bounded(running):
+    async def check():
+        async with dialled(running, "p0", running.credentials["p0"]) as (peer, faults):
+            for number in range(1025):
+                await peer.subscribe(f"bcast.{number}")
+            assert "maximum subscriptions" in str(await faults.wait()).lower()
 
     asyncio.run(check())
 

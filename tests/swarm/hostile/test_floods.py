@@ -23,7 +23,7 @@ MEMORY_NBYTES = 200 << 20
 
 FLOODS = {
     "store": lambda: StoreRequest(what="wait", keys=["never"], value=bytes((2 << 20) - 300), wait_seconds=3600.0),
-    "heartbeat": lambda: bytes(8_000_000),
+    "heartbeat": lambda: bytes(2_000_000),
     "next": lambda: NextRequest(incarnation="a", numerics=numerics()),
 }
 """A message to each of these services."""

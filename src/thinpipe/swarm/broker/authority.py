@@ -6,8 +6,7 @@ enough for an invite:
 
 - hub: every subject of the account; never given away.
 - peer: publishes only under its own name (`m.<to>.<from>.<kind>`: permissions fix <from>) and subscribes only to
-  broadcasts and to messages for itself. Only the hub may use JetStream: its replies go to any subject that the
-  requester names, which would let a peer publish as another.
+  broadcasts and to messages for itself.
 - renewal: the same key under the same name, for nothing but asking for a new peer JWT.
 - invite: may only publish on `join.<id>` and receive replies.
 
@@ -35,6 +34,10 @@ _FOREVER = 253402300799
 _SERVER_SUBJECTS = ["$JS.>", "$KV.>", "$O.>", "$SYS.>"]
 """Subjects of the server itself. Peers are not allowed to use them anyway; the explicit deny overrides any later
 allow."""
+_KIB = 1 << 10
+_LIMITS = {"peers": (1024, 2112 * _KIB), "renewals": (4, 4 * _KIB), "invites": (4, 1028 * _KIB)}
+"""Subscriptions of a connection (a peer has two to each member of its generation), and bytes of a message: of what hub
+and members accept (`hub.services.budgets`, `transport.nats.streams`), the longest."""
 _NAME = "{{name()}}"
 _INBOX = f"_INBOX.{_NAME}.>"
 _SUBJECTS = {
@@ -99,20 +102,20 @@ class Authority:
         return self._statement("operator", "thinpipe", claims)
 
     def system_jwt(self) -> str:
-        return self._statement("system", "system", _account_claims(jetstream=0))
+        return self._statement("system", "system", _account_claims())
 
     def account_jwt(self, revoked: Iterable[str]) -> str:
         """JWT of the account of hub and peers; `revoked`: keys that may not sign in, and whose connections are cut."""
         scopes = [_scope(self._keys[role].public_key, role) for role in _SUBJECTS]
         claims = {
-            **_account_claims(jetstream=-1),
+            **_account_claims(),
             "signing_keys": scopes,
             "revocations": dict.fromkeys(revoked, _FOREVER),
         }
         return self._statement("account", "run", claims)
 
     def hub_credentials(self) -> Credentials:
-        """Credentials with a new key for every subject and JetStream."""
+        """Credentials with a new key for every subject."""
         return self._owner("account", HUB)
 
     def admin_credentials(self) -> Credentials:
@@ -145,16 +148,15 @@ class Authority:
         return sign_jwt({"name": name, "sub": public_key, "nats": claims}, self._keys["operator"])
 
 
-def _account_claims(*, jetstream: int) -> dict[str, Any]:
-    """Claims of an account without leaf nodes, imports and exports. `jetstream`: its limits there; -1: none."""
+def _account_claims() -> dict[str, Any]:
+    """Claims of an account without leaf nodes, imports, exports and JetStream."""
     unlimited = dict.fromkeys(("subs", "data", "payload", "conn"), -1)
-    stored = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), jetstream)
-    limits = {**unlimited, **stored, "wildcards": True, "imports": 0, "exports": 0, "leaf": 0}
+    limits = {**unlimited, "wildcards": True, "imports": 0, "exports": 0, "leaf": 0}
     return {"type": "account", "version": 2, "limits": limits, "default_permissions": {"pub": {}, "sub": {}}}
 
 
 def _scope(public_key: str, role: str) -> dict[str, Any]:
-    publish, subscribe = _SUBJECTS[role]
+    (publish, subscribe), (subscriptions, nbytes) = _SUBJECTS[role], _LIMITS[role]
     permissions = {"pub": {"allow": publish, "deny": _SERVER_SUBJECTS}, "sub": {"allow": subscribe}}
-    template = {**permissions, "subs": -1, "data": -1, "payload": -1}
+    template = {**permissions, "subs": subscriptions, "data": -1, "payload": nbytes}
     return {"kind": "user_scope", "key": public_key, "role": role, "template": template}

@@ -1,7 +1,7 @@
 """The broker of a run: one nats-server process on one folder, and the keys that may connect to it.
 
-The folder holds the hub's signing keys, its certificate, the register of members and JetStream data; a broker restarted
-on it is the same broker. Who joins or is invited gets a JWT that the server checks by itself; only a revocation goes
+The folder holds the hub's signing keys, its certificate and the register of members; a broker restarted on it is the
+same broker. Who joins or is invited gets a JWT that the server checks by itself; only a revocation goes
 to the server, as a new JWT of the account. Methods block for a bounded time (use `asyncio.to_thread` from an event
 loop) and may be called from any thread.
 """
@@ -58,7 +58,7 @@ def save_broker_state(path: Path, state: BrokerState) -> None:
 
 
 _START_SECONDS = 120.0
-"""Seconds for the server to start; enough to scan a JetStream store of many gigabytes before the server answers."""
+"""Seconds for the server to start."""
 _PORT_ATTEMPTS = 3
 """Number of ports to try when no port was requested."""
 
@@ -141,7 +141,7 @@ class Broker:
 
     @property
     def hub_credentials(self) -> Credentials:
-        """Of the hub, which may use every subject and JetStream."""
+        """Of the hub, which may use every subject."""
         return self._hub
 
     @property
@@ -296,7 +296,6 @@ class Broker:
             port=self._state.port,
             certificate=self._certificate.path,
             private_key=self._certificate.key_path,
-            store=self.folder / "jetstream",
             log=self.folder / "server.log",
             operator_jwt=authority.operator_jwt(),
             account=authority.account,

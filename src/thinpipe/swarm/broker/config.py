@@ -23,8 +23,6 @@ class Limits:
     """Maximum size of one message in bytes, header included. nats-server advises against more."""
     pending_nbytes: int = 256 << 20
     """Maximum bytes queued for one connection; beyond it the server closes the connection and drops the queue."""
-    store_nbytes: int = 20 << 30
-    """Maximum bytes of JetStream data on disk."""
     connections: int = 8192
     """Maximum number of connections."""
     write_deadline_seconds: int = 60
@@ -53,8 +51,6 @@ class BrokerConfig:
     port: int
     certificate: Path
     private_key: Path
-    store: Path
-    """Folder of JetStream data."""
     log: Path
     """Log file of the server."""
     operator_jwt: str
@@ -106,11 +102,6 @@ def render(config: BrokerConfig) -> str:
             '  min_version: "1.3"',
             "  timeout: 5",
             "  handshake_first: true",
-            "}",
-            "jetstream {",
-            f"  store_dir: {_quoted(config.store)}",
-            f"  max_file_store: {limits.store_nbytes}",
-            "  sync_interval: always",
             "}",
             f"operator: {_quoted(config.operator_jwt)}",
             f"system_account: {config.system_account}",
