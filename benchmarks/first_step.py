@@ -160,8 +160,8 @@ def write_page(found: dict[str, Any]) -> str:
     lines += [
         "",
         "Each process reads and hashes the tensors of its own layers once, in threads of the loader:",
-        f"{rate:.1f} GB a second and thread here, on a processor that others use too. Of the rest, imports are most,",
-        "and do not grow with the base; the first step is computed on a processor that has no units for bfloat16.",
+        f"{rate:.1f} GB a second and thread here, on a processor that others use too. Of the rest, imports are the",
+        "most, and do not grow with the base; the first step is computed on a processor without units for bfloat16.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -18,7 +18,7 @@ from thinpipe.config.huggingface_model import HUB_PREFIX, HuggingFaceModelConfig
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
-from thinpipe.core.safetensors_header import tensor_places
+from thinpipe.core.safetensors_header import ITEM_BITS, tensor_places
 
 Shape = tuple[int, ...]
 _BLOCK = re.compile(r"(?:^|\.)(\d+)\.")
@@ -181,4 +181,4 @@ def _headers(folder: Path) -> Iterator[tuple[str, Shape, float]]:
     """Name, shape and bytes of a number of every tensor."""
     for path in sorted(folder.glob("*.safetensors")):
         for name, place in tensor_places(path).items():
-            yield name, place.shape, place.nbytes / max(1, math.prod(place.shape))
+            yield name, place.shape, ITEM_BITS.get(place.dtype, 8 * _PUBLISHED_NBYTES) / 8
