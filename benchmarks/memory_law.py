@@ -3,10 +3,12 @@
 Two steps of whole models for every precision recipe, with and without offload, for each kind of activation
 checkpointing, dense and with a keel, at four sizes: on the CPU the highest resident set with glibc's allocator, on the
 second device of the tests (`sim`) what its allocator gave out. Readings are kept in memory_law.json, and a command that
-was interrupted goes on there. Linux only.
+was interrupted goes on there. With --huggingface runs on Hugging Face models instead (`memory_law_huggingface.py`).
+Linux only.
 """
 
 import json
+import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks import memory_law_huggingface
 from benchmarks.provenance import versions
 from tests.train.step_memory import VOCABULARY, read_peaks, run_config
 from thinpipe.config.run import RunConfig
@@ -38,6 +41,7 @@ SIZES: dict[str, dict[str, int]] = {
     "both": {"dim": 256, "layers": 6, "batch": 4, "micro": 2, "seq": 192},
     "tables": {"dim": 256, "layers": 4, "batch": 2, "micro": 1, "seq": 64, "vocabulary": 65_536},
 }
+NAME = "memory_law"
 CASES_AT_A_TIME = 18
 LIMIT = 0.10
 """Largest error that the cost model should have."""
@@ -123,11 +127,17 @@ def error(case: Case, peak_nbytes: int) -> float:
     return case.predicted_nbytes / peak_nbytes - 1
 
 
-def write_page(peaks: dict[str, int]) -> str:
+def batches(cases: list[Case]) -> Iterator[list[Case]]:
+    """Cases that are measured together."""
+    left = sorted(cases, key=lambda case: (case.size, case.device))
+    yield from (left[start : start + CASES_AT_A_TIME] for start in range(0, len(left), CASES_AT_A_TIME))
+
+
+def write_page(peaks: dict[str, int], limit: float = LIMIT) -> str:
     cases = [case for case in all_cases() if case.key in peaks]
     errors = {case: error(case, peaks[case.key]) for case in cases}
     worst = max(errors, key=lambda case: abs(errors[case]))
-    above = sorted((case for case in cases if abs(errors[case]) > LIMIT), key=lambda case: -abs(errors[case]))
+    above = sorted((case for case in cases if abs(errors[case]) > limit), key=lambda case: -abs(errors[case]))
     lines = [
         "# The memory law against the allocator",
         "",
@@ -145,7 +155,7 @@ def write_page(peaks: dict[str, int]) -> str:
         + f"; vocabulary {VOCABULARY}, of *tables* {SIZES['tables']['vocabulary']}.",
         "",
         f"Measured: {len(cases)} of {len([*all_cases()])} cases. "
-        f"Worst of {len(cases)}: {errors[worst]:+.1%} ({worst.key}). Above {LIMIT:.0%}: {len(above)}.",
+        f"Worst of {len(cases)}: {errors[worst]:+.1%} ({worst.key}). Above {limit:.0%}: {len(above)}.",
         *(f"- {errors[case]:+.1%}: {case.key}" for case in above),
         "",
         f"| device | model | recipe | offload | checkpointing | {' | '.join(f'{size}, MB' for size in SIZES)} | "
@@ -165,16 +175,17 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder for memory_law.json and the page")
     parser.add_argument("--date", required=True, help="for the names of both files, as 2026-11-18")
+    parser.add_argument("--huggingface", action="store_true", help="measure runs on Hugging Face models")
     options = parser.parse_args()
+    law: Any = memory_law_huggingface if options.huggingface else sys.modules[__name__]
     options.output.mkdir(parents=True, exist_ok=True)
-    readings = options.output / f"memory_law_{options.date}.json"
-    peaks: dict[str, int] = json.loads(readings.read_text()) if readings.exists() else {}
-    left = sorted((case for case in all_cases() if case.key not in peaks), key=lambda case: (case.size, case.device))
-    for start in range(0, len(left), CASES_AT_A_TIME):
-        peaks |= measure(left[start : start + CASES_AT_A_TIME])
+    readings = options.output / f"{law.NAME}_{options.date}.json"
+    peaks: dict[str, Any] = json.loads(readings.read_text()) if readings.exists() else {}
+    for some in law.batches([case for case in law.all_cases() if case.key not in peaks]):
+        peaks |= law.measure(some)
         write_atomically(readings, json.dumps(peaks, indent=1).encode())
-        print(f"{len(peaks)} of {len([*all_cases()])}", flush=True)
-    write_atomically(options.output / f"memory_law_{options.date}.md", write_page(peaks).encode())
+        print(f"{len(peaks)} of {len([*law.all_cases()])}", flush=True)
+    write_atomically(options.output / f"{law.NAME}_{options.date}.md", law.write_page(peaks, LIMIT).encode())
 
 
 if __name__ == "__main__":

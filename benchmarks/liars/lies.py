@@ -11,8 +11,8 @@ import torch
 
 from tests.swarm.hostile.dishonest import replace
 from thinpipe.pipeline import pipeline_runner
+from thinpipe.pipeline.message_stage import MessageStage
 from thinpipe.pipeline.pipeline_runner import PipelineRunner
-from thinpipe.pipeline.stage import MessageStage
 from thinpipe.swarm.peer import machine_probe
 from thinpipe.training.engine import Engine
 from thinpipe.training.trainer import Trainer

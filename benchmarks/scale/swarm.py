@@ -13,7 +13,8 @@ from thinpipe.config.model import ExecutionConfig, SubspaceConfig
 from thinpipe.config.run import CheckpointConfig, ParallelismConfig, RunConfig, TrainingConfig
 from thinpipe.planning.devices import DEVICES
 from thinpipe.planning.messages import message_sizes
-from thinpipe.planning.segment_costs import SegmentCost, segment_costs, segment_needs
+from thinpipe.planning.segment_cost import SegmentCost
+from thinpipe.planning.segment_costs import segment_costs, segment_needs
 from thinpipe.planning.simulation.links import LinkSpec
 from thinpipe.planning.simulation.schedule_actions import action_lists
 from thinpipe.planning.simulation.simulate import StageTimes, StepSpec, Timeline, simulate

@@ -2,9 +2,11 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
+from benchmarks import memory_law_huggingface as huggingface
 from benchmarks.memory_law import CHECKPOINTING, LIMIT, MODELS, Case, all_cases, error, measure, write_page
 
 FEW = [
@@ -41,3 +43,25 @@ def test_a_law_that_is_wrong_is_on_the_page():
     page = write_page(right | {wrong.key: int(1.3 * wrong.predicted_nbytes)})
     assert "Above 10%: 1.\n- -23.1%: sim keel bf16 optimizer segment both" in page
     assert "Worst of 216: -23.1%" in page
+
+
+HUGGINGFACE = [
+    huggingface.Case("cpu", 1, "4k", "LoRA", "fp32", "none"),
+    huggingface.Case("cpu", 1, "4k", "nf4", "bf16", "none"),
+    huggingface.Case("cpu", 1, "4k", "full", "fp32", "block"),
+]
+
+
+def test_the_law_holds_for_huggingface_models():
+    peaks = huggingface.measure(HUGGINGFACE)
+    for case in HUGGINGFACE:
+        [[_, steps]] = peaks[case.key]
+        assert case.predicted().total == pytest.approx(steps, rel=LIMIT), case.key
+
+
+def test_the_page_of_huggingface_models_is_that_of_todays_law():
+    [readings] = (Path(__file__).parents[2] / "benchmarks/results").glob(f"{huggingface.NAME}_*.json")
+    page = huggingface.write_page(json.loads(readings.read_text()), LIMIT)
+    assert "Measured: 50 of 50 cases." in page
+    rows = [line for line in page.splitlines() if line.startswith(("| cpu", "| sim", "Measured"))]
+    assert set(rows) <= set(readings.with_suffix(".md").read_text().splitlines())

@@ -157,6 +157,7 @@ def test_a_hub_is_reached_and_its_invite_not_used_up(run_config, examine, tmp_pa
         assert [found[what]["state"] for what in ("hub's name", "hub's port", "certificate", "invite")] == ["ok"] * 4
         assert invite.id in running.hub.broker.invites
         assert (found["clock"]["state"], "not use it up" in found["invite"]["text"]) == ("ok", True)
+        assert found["data"]["text"] == running.hub.run_host.who_reads
         assert re.fullmatch(r"\S+ .bps up, \S+ .bps down, \d+ ms round trip", found["link"]["text"])
 
         wrong = msgspec.structs.replace(invite, fingerprint="0" * 64)
@@ -180,6 +181,7 @@ def test_a_hub_is_reached_and_its_invite_not_used_up(run_config, examine, tmp_pa
         assert re.fullmatch(r"\S+ .bps up, \S+ .bps down, \d+ ms round trip", found["link"]["text"])
         assert found["memory"]["state"] == "not checked"
         assert found["members"]["state"] == "ok"
+        assert found["data"]["text"] == running.hub.run_host.who_reads
         for days, words in ((-1, "24.0 h ahead of the hub's clock"), (1, "24.0 h behind the hub's clock")):
             broker = running.hub.broker
             broker.clock = lambda apart=86400 * days: time.time() + apart

@@ -37,12 +37,12 @@ def small_config(model_type, /, **changes):
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
-def save_model(stored, folder, *, shard="100KB", seed=0):
+def save_model(stored, folder, *, shard="100KB", seed=0, dtype=torch.float32):
     """Draws a model, saves it in shards, and returns it."""
     torch.manual_seed(seed)
     config = transformers_config(stored)
     with quiet():
-        whole = causal_model_class(config)._from_config(config, dtype=torch.float32)
+        whole = causal_model_class(config)._from_config(config, dtype=dtype)
         whole.save_pretrained(folder, max_shard_size=shard)
     return whole
 

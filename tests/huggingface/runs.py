@@ -50,7 +50,8 @@ def packed_batch(vocab_size, step=0):
 
 
 def train(folder, cuts, boundary, *, lora=None, schedule="1F1B", group=None, packing=False):
-    """Losses, norms, and digests of gradients, weights and moments after a few steps."""
+    """Losses, norms, and digests of gradients, weights and moments after a few steps; with `packing`, one of them is
+    done again after it failed."""
     model = replace(read_model(folder, cuts), lora=lora)
     processes = 1 if group is None else group.size()
     config, make_batch = run_config(boundary, processes, schedule), packed_batch if packing else batch
@@ -59,6 +60,8 @@ def train(folder, cuts, boundary, *, lora=None, schedule="1F1B", group=None, pac
     engine = Engine(config, model, group, chats=packing)
     seen, first = [], {}
     for step in range(STEPS):
+        if packing and step == 1:
+            fail(engine, step, make_batch(model.vocab_size, step))
         outcome = engine.step(step, make_batch(model.vocab_size, step), lr=1e-3)
         assert outcome.fault is None
         seen.append([outcome.loss, outcome.grad_norm])
@@ -71,6 +74,15 @@ def train(folder, cuts, boundary, *, lora=None, schedule="1F1B", group=None, pac
         "weights": {name: digest(p) for name, p in engine.parameters.items()},
         "moments": {name: digest(engine.optimizer.state[p]["exp_avg"]) for name, p in engine.parameters.items()},
     }
+
+
+def fail(engine, step, ids_BW):
+    """A step with a parameter that is not finite."""
+    parameter = next(iter(engine.parameters.values()))
+    kept = parameter.detach().clone()
+    parameter.data.fill_(float("nan"))
+    assert engine.step(step, ids_BW, lr=1e-3).fault is not None
+    parameter.data.copy_(kept)
 
 
 def digest(tensor):

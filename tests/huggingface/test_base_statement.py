@@ -24,13 +24,8 @@ from thinpipe.models.hf.decoder import HuggingFaceModel
 from thinpipe.models.hf.layer_plan import UnsupportedModelError
 from thinpipe.models.hf.pretrained_config import read_model, transformers_config
 from thinpipe.models.protocol import base_hashes
-from thinpipe.planning.memory_budget import PROCESS_NBYTES, MemoryBudget
-from thinpipe.planning.stored_model import (
-    StoredModel,
-    memory_of_stored_model,
-    needs_of_stored_model,
-    state_of_stored_model,
-)
+from thinpipe.planning.segment_costs import segment_costs
+from thinpipe.planning.stored_model import StoredModel, cut
 from thinpipe.swarm.hub.served_base import ServedBase
 from thinpipe.swarm.hub.services.files import FileReadService
 from thinpipe.swarm.peer.base_transfer import BaseTransfer
@@ -152,15 +147,13 @@ def test_a_segment_needs_what_a_process_with_it_needs(model, served, way, tmp_pa
     """By the law of `thinpipe train`; the hub knows only names and shapes."""
     config = run_of(model.source, tmp_path, tmp_path / "run", way, degree=3, cuts=CUTS)
     shapes = [(tensor.name, tuple(tensor.shape)) for tensor in served.statement.tensors]
-    stored = StoredModel.of(shapes, model.source, model.vocab_size)
-    uses = memory_of_stored_model(config, stored, MemoryBudget(place="", free_nbytes=0, host_free_nbytes=0))
-    needs = needs_of_stored_model(config, stored)
-    assert [need.memory_nbytes for need in needs] == [use.total for use in uses]
-    assert all(need.host_nbytes == use.host - PROCESS_NBYTES == 0 for need, use in zip(needs, uses, strict=True))
-    assert state_of_stored_model(config, stored) == [use.weights + use.optimiser for use in uses]
-    assert needs[1].flops_per_token > 0
-    full = needs_of_stored_model(replace(config, lora=None), stored)
-    adapted = needs_of_stored_model(replace(config, lora=LORA), stored)
+    stored = StoredModel.of_run(model, shapes)
+    folder = cut(StoredModel.read(Path(model.source)), config)
+    costs = segment_costs(stored, config)
+    assert [replace(cost, download_nbytes=0) for cost in costs] == [
+        replace(cost, download_nbytes=0) for cost in segment_costs(folder, config)
+    ]
+    full, adapted = (segment_costs(stored, replace(config, lora=lora)) for lora in (None, LORA))
     assert all(ours.flops_per_token > theirs.flops_per_token for ours, theirs in zip(full, adapted, strict=True))
 
 

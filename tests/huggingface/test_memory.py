@@ -14,8 +14,9 @@ from thinpipe.config.run import CheckpointConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.models.hf.model_of_run import model_of_run
+from thinpipe.planning.fitting import memory_of_processes
 from thinpipe.planning.memory_budget import MemoryBudget
-from thinpipe.planning.stored_model import memory_of_stored_model, stored_model_of
+from thinpipe.planning.stored_model import stored_model_of
 from thinpipe.training import memory_check
 from thinpipe.training.engine import Engine
 
@@ -23,7 +24,7 @@ HOST = MemoryBudget(place="here", free_nbytes=1 << 40)
 
 
 def predicted(config):
-    return memory_of_stored_model(config, stored_model_of(config), HOST)
+    return memory_of_processes(config, stored_model_of(config), HOST)
 
 
 def with_precision(config, precision):

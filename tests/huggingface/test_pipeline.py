@@ -11,6 +11,7 @@ from tests.huggingface.models import save_model, small_config, their_gradients
 from tests.huggingface.runs import BATCH, BOUNDARIES, LORA, MICROBATCH, batch, digest, run_config, train
 from tests.transport.processes import results, start
 from thinpipe.models.hf.pretrained_config import read_model
+from thinpipe.models.hf.probe_cache import require_probed
 from thinpipe.training.engine import Engine
 
 CUTS = (2, 4, 6)
@@ -21,6 +22,7 @@ def untied(model_type):
 
 
 def run_processes(folder, count, schedule):
+    require_probed(read_model(folder, CUTS))  # else the processes do, and read tensors of the small model
     return results(start(count, "tests.huggingface.worker", folder, json.dumps(CUTS), schedule))
 
 
@@ -38,7 +40,7 @@ def test_the_twin_has_the_loss_and_the_gradients_of_transformers_own_model(model
     assert found == {name: digest(gradient) for name, gradient in gradients.items()}
 
 
-@pytest.mark.parametrize(("processes", "schedule"), [(2, "1F1B"), (4, "GPipe")])
+@pytest.mark.parametrize(("processes", "schedule"), [(2, "1F1B"), (4, "GPipe"), (2, "ZBVZeroBubble")])
 def test_processes_equal_the_twin_bit_for_bit(processes, schedule, tmp_path):
     folder = tmp_path / "model"
     save_model(untied("qwen3"), folder)

@@ -37,6 +37,23 @@ def gradients_of(model, ids, **options):
     return state.detach(), {name: p.grad for name, p in model.named_parameters()}
 
 
+@pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text", "gpt2", "mixtral"])
+def test_only_the_first_segment_reads_token_ids(model_type, tmp_path):
+    """The others compute the same whatever their ids are, the last one its losses from labels alone."""
+    save_model(small_config(model_type, tie_word_embeddings=False), tmp_path)
+    model = segments_of(tmp_path)
+    assert not model.config.segments_need_ids
+    ids = torch.randint(3, model.config.vocab_size, (2, 17), generator=torch.Generator().manual_seed(0))
+    states = [model.segments[0](ids[:, :-1])]
+    for segment in model.segments[1:]:
+        of_true, of_zeros = (
+            segment(given, states[-1].detach(), targets_BT=ids[:, 1:]) for given in (ids[:, :-1], 0 * ids[:, :-1])
+        )
+        assert torch.equal(of_true, of_zeros)
+        states.append(of_true)
+    assert not torch.equal(states[0], model.segments[0](0 * ids[:, :-1]))
+
+
 def test_a_segment_holds_its_own_layers_only(tmp_path):
     """In a process of its own, whose memory is measured by the system."""
     stored = small_config("llama", hidden_size=512, intermediate_size=4096, vocab_size=4096, num_hidden_layers=8)

@@ -17,7 +17,7 @@ from tests.pipeline.cases import CASES, config_of
 from thinpipe.boundary.contract import MessageShape
 from thinpipe.boundary.registry import make_method
 from thinpipe.models import build, materialise
-from thinpipe.pipeline.stage import MessageStage
+from thinpipe.pipeline.message_stage import MessageStage
 from thinpipe.pipeline.stage_module import StageModule
 
 

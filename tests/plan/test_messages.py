@@ -11,8 +11,10 @@ from thinpipe.boundary.formats import FORMATS
 from thinpipe.boundary.registry import COMPRESSORS
 from thinpipe.boundary.sizes import MESSAGE_LAYOUTS, ROW_SIZES
 from thinpipe.config.boundary import BoundaryConfig
+from thinpipe.config.huggingface_model import HuggingFaceModelConfig
 from thinpipe.config.run import TrainingConfig
 from thinpipe.core.errors import UserError
+from thinpipe.core.token_flags import BEGINS, TRAINED
 from thinpipe.pipeline.boundary_methods import boundary_method
 from thinpipe.planning.messages import MessageSizes, message_sizes
 
@@ -37,6 +39,37 @@ def test_lengths_are_those_of_real_messages(case, vocabulary):
     method.unpack_forward(sent, MESSAGE_ID)
     assert (sent.dtype, sent.numel()) == (torch.uint8, said.forward_nbytes)
     assert method.pack_backward(state, MESSAGE_ID).numel() == said.backward_nbytes
+
+
+@pytest.mark.parametrize("chats", [False, True])
+def test_a_model_whose_segments_need_no_ids_sends_them_to_none(chats):
+    """Labels are a message of their own, of the length that a plan counts."""
+    config = config_of(CASES[0], 2, "1F1B")
+    config = replace(config, training=TrainingConfig(steps=9, global_batch_size=4, seq_len=11))
+    model = HuggingFaceModelConfig(source="", stored={}, vocab_size=70_000, dim=8, n_layers=4, boundaries=(1, 2))
+    said = message_sizes(model, config, chats=chats)
+    method = boundary_method(model, config, chats=chats)
+    rows = config.microbatch_size * 11
+    assert said.labels_nbytes == method.shape.labels_nbytes == 3 * rows
+    assert said.traffic(config).labels_nbytes == 3
+    state = torch.randn(config.microbatch_size, 11, 8, generator=torch.Generator().manual_seed(0))
+    ids_BW = torch.arange(config.microbatch_size * 12).view(-1, 12) + 60_000
+    flags_BW = (BEGINS | TRAINED) * (ids_BW % 3 == 0) + TRAINED * (ids_BW % 3 == 1) if chats else 0 * ids_BW
+    sent = method.pack_forward(ids_BW | flags_BW, state, MESSAGE_ID)
+    assert sent.numel() == said.forward_nbytes == method.states.compressor.nbytes + said.ids_nbytes
+    assert said.ids_nbytes == (config.microbatch_size * 12 // 4 if chats else 0)
+    assert torch.equal(sent, method.pack_forward(0 * ids_BW | flags_BW, state, MESSAGE_ID))
+    arrived, _ = method.unpack_forward(sent, MESSAGE_ID)
+    assert torch.equal(arrived, flags_BW)
+
+
+def test_aqsgd_has_the_ids_in_its_messages_whoever_needs_them():
+    """Both ends find a sample's state by its ids."""
+    config = config_of(next(case for case in CASES if "aqsgd" in case.name), 2, "1F1B")
+    model = HuggingFaceModelConfig(source="", stored={}, vocab_size=300, dim=32, n_layers=4, boundaries=(1, 2))
+    method = boundary_method(model, config)
+    assert method.shape.has_ids
+    assert method.shape.labels_nbytes == message_sizes(model, config).labels_nbytes == 0
 
 
 def test_every_compressor_and_format_has_a_length():

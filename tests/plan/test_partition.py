@@ -12,6 +12,7 @@ from thinpipe.planning.partition import Machine, SegmentNeeds, Traffic, make_par
 
 FAST = 1e9
 TRAFFIC = Traffic(forward_nbytes=34, backward_nbytes=32)
+WITH_LABELS = Traffic(forward_nbytes=30, backward_nbytes=12, labels_nbytes=40)
 
 
 def machine(name, flops=1e12, memory=10**10, up=FAST, down=FAST, excluded=frozenset(), host=None):
@@ -32,8 +33,11 @@ def need(flops=1e9, memory=10**9, host=0):
 
 def slowest(stages, needs, hub_bps, traffic):
     """Seconds per token of an assignment, worked out anew."""
-    forward, backward = 8 * traffic.forward_nbytes, 8 * traffic.backward_nbytes
+    forward, backward, labels = 8 * traffic.forward_nbytes, 8 * traffic.backward_nbytes, 8 * traffic.labels_nbytes
     times = [(len(stages) - 1) * (forward + backward) / hub_bps]
+    if len(stages) > 1:  # labels go from the first to the last
+        (first, _), (last, _) = stages[0], stages[-1]
+        times = [times[0] + labels / hub_bps, (forward + labels) / first.up_bps, (forward + labels) / last.down_bps]
     for index, (host, segments) in enumerate(stages):
         on_device = sum(needs[index].memory_nbytes for index in segments)
         on_host = sum(needs[index].host_nbytes for index in segments)
@@ -98,7 +102,7 @@ segments = st.lists(
     given_machines=machines,
     needs=st.one_of(segments, st.integers(1, 6).map(lambda count: [need()] * count)),
     hub=st.sampled_from([1e5, 1e6, 1e9]),
-    traffic=st.sampled_from([TRAFFIC, Traffic(forward_nbytes=100, backward_nbytes=10)]),
+    traffic=st.sampled_from([TRAFFIC, WITH_LABELS, Traffic(forward_nbytes=100, backward_nbytes=10)]),
 )
 def test_segments_are_assigned_as_well_as_possible(given_machines, needs, hub, traffic):
     """Processors, lines in either direction and the hub's link are the slowest part in turn."""
@@ -115,6 +119,15 @@ def test_segments_are_assigned_as_well_as_possible(given_machines, needs, hub, t
     assert slowest(stages, needs, hub, traffic) <= best * 1.001
     assert found.tokens_per_second == pytest.approx(1 / slowest(stages, needs, hub, traffic))
     assert {name for name, _ in found.stages} | set(found.standbys) == set(by_name)
+
+
+def test_who_could_have_all_that_is_left_leaves_the_first_segment_to_a_faster_link():
+    """The first machine sends labels too, more than one in the middle sends gradients."""
+    facts = [("p0", 2e11, 1e6, 1e6), ("p1", 2e11, 5e4, 1e7), ("p2", 7e11, 2e5, 2e5)]
+    hosts = [machine(name, flops, up=up, down=down) for name, flops, up, down in facts]
+    needs = [need(5e8, 4 * 10**9)] * 3
+    found = make_partition(needs, hosts, WITH_LABELS, hub_up_bps=FAST, hub_down_bps=FAST)
+    assert 1 / found.tokens_per_second == pytest.approx(best_of_all(needs, hosts, FAST, WITH_LABELS), rel=1e-3)
 
 
 def test_uneven_machines_get_uneven_shares():
@@ -196,7 +209,9 @@ def test_everyone_takes_part_if_that_is_wanted_and_possible():
     assert fewer.standbys == ("slow",)
     elsewhere = [replace(hosts[0], excluded=frozenset({0})), *hosts[1:]]
     limited = make_partition([need()] * 4, elsewhere, TRAFFIC, use_all_peers=True, **rates)
-    assert limited.stages == alone.stages, "in their order the slow one would compute segment 0"
+    assert limited.stages == (("small", range(1)), ("slow", range(1, 2)), ("fast", range(2, 4))), (
+        "the slow one comes later"
+    )
     crowd = make_partition([need()] * 2, hosts, TRAFFIC, use_all_peers=True, **rates)
     assert len(crowd.stages) == 2, "no more than there are segments"
 

@@ -47,6 +47,23 @@ def test_without_lines_a_step_is_as_long_as_its_passes_and_the_bubble(schedule, 
     assert timeline.busy == pytest.approx([microbatches * 6.0] * processes)
 
 
+@pytest.mark.parametrize("schedule", ["1F1B", "GPipe", "Interleaved1F1B", "ZBVZeroBubble"])
+def test_labels_take_the_lines_of_the_first_and_the_last_process(schedule):
+    """With both stages in one process, as in V schedules, none are sent. They leave before the states."""
+    link = LinkSpec(up_bps=8e6, down_bps=8e6)
+    without, with_labels = (
+        simulate(step_spec(schedule, 4, 4, link=link, labels_nbytes=nbytes)) for nbytes in (0, 250_000)
+    )
+    more = {name: with_labels.link_nbytes[name] - nbytes for name, nbytes in without.link_nbytes.items()}
+    expected = 0 if schedule == "ZBVZeroBubble" else 4 * 250_000
+    assert {name: nbytes for name, nbytes in more.items() if nbytes} == (
+        {"up 0": expected, "down 3": expected} if expected else {}
+    )
+    assert without.seconds <= with_labels.seconds <= without.seconds + 2 * expected / 1e6
+    sent = [span.start for span in passes(with_labels, "send", 0) if span.microbatch == 0 and span.link == "up 0"]
+    assert (min(sent) == 0.0) == bool(expected)
+
+
 @pytest.mark.parametrize(("processes", "microbatches"), [(2, 4), (4, 8), (4, 16)])
 def test_two_stages_a_process_halve_the_bubble(processes, microbatches):
     timeline = simulate(step_spec("Interleaved1F1B", processes, microbatches, work=(1.0, 1.0, 1.0)))

@@ -45,7 +45,8 @@ def running_hub(config, peers=("p0", "p1"), **settings):
     because this machine is slow."""
     printed, faults, begun = [], [], threading.Event()
     with running_broker(config.job.dump_folder, peers) as running:
-        run_host = TrainingHost(config, LineDisplay(Console(file=io.StringIO()), log_freq=1), use_all_peers=True)
+        display, keep_ends = LineDisplay(Console(file=io.StringIO()), log_freq=1), settings.get("keep_ends", ())
+        run_host = TrainingHost(config, display, use_all_peers=True, keep_ends=keep_ends)
         every = {"run": "r", "public_url": running.url, "peers": len(peers), "hub_bps": (1e9, 1e9)}
         every |= {"heartbeat_timeout_seconds": 120.0} | settings
         hub = Hub(running.broker, run_host, HubOptions(**every), printed.append)

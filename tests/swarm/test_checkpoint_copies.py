@@ -319,8 +319,8 @@ def test_who_waits_is_told_for_whom_and_how_much_memory_is_missing(run_config):
         running.connection("p0") as first,
         running.connection("p1") as second,
     ):
-        needs = [need.memory_nbytes for need in running.hub.run_host.needs]
-        shared = running.hub.run_host.shared_nbytes
+        needs = [need.memory_nbytes for need in running.hub.run_host.run_model.needs]
+        shared = running.hub.run_host.run_model.shared_nbytes
         for_two = report(memory_nbytes=shared + sum(needs) - min(needs))
         asked = [
             connection.submit("next", next_request(running, report=for_two), seconds=PATIENCE)

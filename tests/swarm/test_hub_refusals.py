@@ -52,7 +52,10 @@ def test_other_numerics_a_second_hub_and_too_little_memory(run_config, programs,
     other = changed_copy(tmp_path / "other", line, f"NUMERICS_VERSION = {NUMERICS_VERSION + 1}\n")
     code, printed = run_to_end("join", invite, "--folder", tmp_path / "anna", path=other)
     refusal = numerics_mismatch(msgspec.structs.replace(numerics(), version=NUMERICS_VERSION + 1), numerics())
-    assert (code, " ".join(printed.split())) == (2, f"thinpipe: the hub refused: {refusal}")
+    everybody = "every machine that computes, since each of them receives all token ids"
+    told = f"who can read the data: the hub's owner, and {everybody}"
+    assert told in " ".join(hub.printed.split())
+    assert (code, " ".join(printed.split())) == (2, f"{told} thinpipe: the hub refused: {refusal}")
 
     code, printed = run_to_end(*hub_arguments(tmp_path / "run.toml", 1))
     assert (code, "is in use by another hub" in printed) == (2, True), printed

@@ -6,13 +6,15 @@ from typing import Any
 
 from thinpipe.api.settings import run_settings
 from thinpipe.config.boundary import refuse_registered_compressors
-from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
+from thinpipe.core.errors import UserError
+from thinpipe.core.extras import require_extra
 from thinpipe.planning.devices import precision_of
 from thinpipe.planning.machines import Machines, load_machines
 from thinpipe.planning.model_shape import resolve_model
 from thinpipe.planning.planner import Plan, make_plan
 from thinpipe.planning.search import SearchResult, search
+from thinpipe.planning.stored_model import PlannedModel, StoredModel, cut, stored_model_of
 
 
 def plan(
@@ -34,15 +36,36 @@ def plan(
     """
     settings = run_settings(config, overrides)
     refuse_registered_compressors(settings.boundary, "`plan`")
-    model, guessed = resolve_model(settings, vocab_size)
+    model, guessed = model_to_plan(settings, vocab_size)
     known = load_machines(Path(machines), precision=precision_of(settings))
     known = replace(known, assumptions=(*known.assumptions, *guessed))
     return plan_for(settings, model, known, find_fastest=find_fastest, use_all_peers=use_all_peers)[0]
 
 
+def model_to_plan(settings: RunConfig, vocab_size: int | None) -> tuple[PlannedModel, list[str]]:
+    """The model of a run whose tokens and weights may not be here yet, and what was assumed, one sentence each. Of a
+    Hugging Face model its config.json is enough. Raises UserError."""
+    source = settings.model.hf
+    if source is None:
+        return resolve_model(settings, vocab_size)
+    if vocab_size is not None:
+        raise UserError("--vocab-size is for models of thinpipe: model.hf has the vocabulary of its config.json")
+    here = stored_model_of(settings)
+    if here is not None:
+        return here, []
+    require_extra("transformers", extra="tune", feature="the plan of a model of which only config.json is here")
+    from thinpipe.models.hf.base_files import CONFIG, pinned_source
+    from thinpipe.models.hf.base_shapes import base_shapes  # transformers takes seconds to import
+    from thinpipe.models.hf.config import read_json_object
+
+    stated = read_json_object(pinned_source(source)[1] / CONFIG)
+    model = StoredModel.of_shapes(base_shapes(stated), stated)
+    return cut(model, settings), [f"shapes of {source} by its config.json: its weights are not here"]
+
+
 def plan_for(
     settings: RunConfig,
-    model: ModelConfig,
+    model: PlannedModel,
     machines: Machines,
     *,
     find_fastest: bool,

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from thinpipe.boundary.formats import UniformSampler
-from thinpipe.boundary.packing import pack_flagged_ids, pack_ids, unpack_flagged_ids, unpack_ids
+from thinpipe.boundary.packing import (
+    pack_flagged_ids,
+    pack_flags,
+    pack_ids,
+    unpack_flagged_ids,
+    unpack_flags,
+    unpack_ids,
+)
 from thinpipe.boundary.sizes import MessageSize
 from thinpipe.device.counter_random import uniform
 
@@ -114,7 +121,8 @@ class DirectionCodec:
 class BoundaryMethod:
     """Codec of one boundary: states forward, gradients backward.
 
-    A forward message is the encoded state followed by the token ids (in this order, so that the state stays aligned).
+    A forward message is the encoded state followed by the token ids, or by their flags alone if `shape.has_ids` is
+    False (in this order, so that the state stays aligned).
     The *sender* is the process with the segment before the boundary: it encodes states and decodes gradients. The
     *receiver* is the process with the segment after the boundary. Each of them holds the codec state of its own role; a
     process with both segments holds both.
@@ -163,21 +171,32 @@ class BoundaryMethod:
 
     @torch.no_grad()
     def pack_forward(self, ids_BW: Tensor, state: Tensor, message_id: MessageId) -> Tensor:
-        """The complete forward message as uint8: the encoded state, then the token ids."""
+        """The complete forward message as uint8: the encoded state, then the token ids or their flags."""
         encoded = self.encode_state(state.detach(), ids_BW, message_id)
         message = torch.cat((encoded, self._pack_ids(ids_BW)))
         return self._with_checked_length(message, self.forward_nbytes)
 
     def _pack_ids(self, ids_BW: Tensor) -> Tensor:
-        return (pack_flagged_ids if self.shape.has_flags else pack_ids)(ids_BW, self.shape.vocab_size)
+        if self.shape.has_ids:
+            return (pack_flagged_ids if self.shape.has_flags else pack_ids)(ids_BW, self.shape.vocab_size)
+        return pack_flags(ids_BW) if self.shape.has_flags else torch.empty(0, dtype=torch.uint8, device=ids_BW.device)
+
+    def _unpack_ids(self, packed: Tensor) -> Tensor:
+        ids_shape = (self.shape.batch, self.shape.tokens + 1)
+        if self.shape.has_ids:
+            return (unpack_flagged_ids if self.shape.has_flags else unpack_ids)(
+                packed, ids_shape, self.shape.vocab_size
+            )
+        if self.shape.has_flags:
+            return unpack_flags(packed, ids_shape)
+        return torch.zeros(ids_shape, dtype=torch.int64, device=packed.device)
 
     @torch.no_grad()
     def unpack_forward(self, message: Tensor, message_id: MessageId) -> tuple[Tensor, Tensor]:
+        """The token ids, which are 0 if the message has none, with their flags, and the state."""
         message = self._with_checked_length(message, self.forward_nbytes)
         state_nbytes = self.states.compressor.nbytes
-        ids_shape = (self.shape.batch, self.shape.tokens + 1)
-        unpack = unpack_flagged_ids if self.shape.has_flags else unpack_ids
-        ids_BW = unpack(message[state_nbytes:], ids_shape, self.shape.vocab_size)
+        ids_BW = self._unpack_ids(message[state_nbytes:])
         return ids_BW, self.decode_state(message[:state_nbytes], ids_BW, message_id)
 
     @torch.no_grad()

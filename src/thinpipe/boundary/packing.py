@@ -1,4 +1,5 @@
-"""Bit packing: unsigned integers of any bit width to bytes without gaps, row by row; and token ids to 2 to 4 bytes."""
+"""Bit packing: unsigned integers of any bit width to bytes without gaps, row by row; token ids to 2 to 4 bytes; and the
+flags of chats (`core.token_flags`) to 2 bits."""
 
 import math
 
@@ -94,3 +95,13 @@ def unpack_flagged_ids(packed: Tensor, shape: tuple[int, ...], vocab_size: int) 
     integers = unpack_bits(packed.view(1, -1), math.prod(shape), bits).view(shape)
     shift = bits - FLAG_BITS
     return (integers & (1 << shift) - 1) | (integers >> shift << FLAG_SHIFT)
+
+
+def pack_flags(ids: Tensor) -> Tensor:
+    """The flags of token ids without the ids, to uint8."""
+    return pack_bits((ids >> FLAG_SHIFT).view(1, -1), FLAG_BITS).flatten()
+
+
+def unpack_flags(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Flags as of token ids that are all 0."""
+    return unpack_bits(packed.view(1, -1), math.prod(shape), FLAG_BITS).view(shape) << FLAG_SHIFT

@@ -57,12 +57,16 @@ class MessageSize:
     batch: int
     """Samples per micro-batch."""
     tokens: int
-    """Tokens per sample that have a state. One more token id per sample is sent: the label of the last token."""
+    """Tokens per sample that have a state. One more token id, or its flags, per sample is sent: the label of the last
+    token."""
     width: int
     """Numbers per token in the state."""
     vocab_size: int
     has_flags: bool = False
     """Whether the ids have the flags of chats (`core.token_flags`)."""
+    has_ids: bool = True
+    """Whether token ids cross the boundary; if not, the flags of chats do alone, and labels go straight to the last
+    segment."""
 
     @property
     def rows(self) -> int:
@@ -70,7 +74,14 @@ class MessageSize:
 
     @property
     def ids_nbytes(self) -> int:
-        return packed_nbytes(self.batch * (self.tokens + 1), id_bits(self.vocab_size, has_flags=self.has_flags))
+        """Bytes that follow the state: token ids with their flags, or the flags alone."""
+        bits = id_bits(self.vocab_size, has_flags=self.has_flags) if self.has_ids else FLAG_BITS * self.has_flags
+        return packed_nbytes(self.batch * (self.tokens + 1), bits)
+
+    @property
+    def labels_nbytes(self) -> int:
+        """Bytes of the labels, where no ids cross the boundaries; else 0."""
+        return 0 if self.has_ids else self.rows * id_nbytes(self.vocab_size)
 
 
 class MessageLayout(Protocol):
@@ -167,8 +178,14 @@ MESSAGE_LAYOUTS: dict[str, Callable[[MessageSize, CompressionConfig], MessageLay
 }
 
 
+def ids_cross(settings: BoundaryConfig, *, segments_need_ids: bool) -> bool:
+    """Whether token ids cross the boundaries: because segments look them up, or because AQ-SGD keys its samples by
+    them."""
+    return segments_need_ids or settings.states.feedback == "aqsgd"
+
+
 def forward_nbytes(settings: BoundaryConfig, size: MessageSize) -> int:
-    """Bytes of a forward message: an encoded state and the token ids."""
+    """Bytes of a forward message: an encoded state, and the token ids or their flags."""
     return _payload_nbytes(settings.states, settings.forward, size) + size.ids_nbytes
 
 

@@ -5,7 +5,7 @@ does so for the codec state of boundary methods; `distributed` saves from all pr
 """
 
 from thinpipe.checkpoint.codec_state import codec_states, restore_codec_states
-from thinpipe.checkpoint.load import find_checkpoint, load_model, run_folder_of
+from thinpipe.checkpoint.load import find_checkpoint, load_base, load_model, run_folder_of
 from thinpipe.checkpoint.state import layers_of, model_config_of, new_manifest, restore, state_by_layer
 from thinpipe.checkpoint.storage import Checkpoint, CheckpointFolder, Manifest
 
@@ -16,6 +16,7 @@ __all__ = [
     "codec_states",
     "find_checkpoint",
     "layers_of",
+    "load_base",
     "load_model",
     "model_config_of",
     "new_manifest",

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,10 +52,26 @@ def load_model(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> "M
     return model.eval()
 
 
+def load_base(checkpoint: Checkpoint, device: torch.device | str = "cpu") -> "HuggingFaceModel":
+    """The Hugging Face model that a run began with, in eval mode. Raises UserError."""
+    config = pipeline_config_of(checkpoint)
+    if not isinstance(config, HuggingFaceModelConfig):
+        raise UserError(f"{checkpoint.path} is of a model that began with random weights: it has no base (model.hf)")
+    return _read_base(replace(config, lora=None), checkpoint, device).eval()
+
+
 def _load_huggingface(
     config: HuggingFaceModelConfig, checkpoint: Checkpoint, device: torch.device | str
 ) -> "HuggingFaceModel":
     """The model in one segment, with the base as the run had it."""
+    model = _read_base(config, checkpoint, device)
+    restore(checkpoint, trainable_parameters(model), model.space)
+    return model.eval()
+
+
+def _read_base(
+    config: HuggingFaceModelConfig, checkpoint: Checkpoint, device: torch.device | str
+) -> "HuggingFaceModel":
     from thinpipe.models.hf.base_statement import base_sha256
     from thinpipe.models.hf.decoder import HuggingFaceModel  # transformers takes seconds to import
 
@@ -62,8 +79,7 @@ def _load_huggingface(
     for segment in model.segments:
         segment.materialise(seed=0, device=device, dtype=weights_dtype(checkpoint))
     refuse_other_base(config.source, base_sha256(base_hashes(model.segments)), checkpoint)
-    restore(checkpoint, trainable_parameters(model), model.space)
-    return model.eval()
+    return model
 
 
 def weights_dtype(checkpoint: Checkpoint) -> torch.dtype:

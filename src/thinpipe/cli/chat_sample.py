@@ -21,7 +21,7 @@ def show_chat(pieces: Sequence[tuple[str, bool]], console: Console | None = None
     _append(shown, "what looks like this" if has_colour else "this", is_trained=True, has_colour=has_colour)
     shown.append(":\n")
     for text, is_trained in pieces:
-        _append(shown, _printable(text, console.encoding), is_trained=is_trained, has_colour=has_colour)
+        _append(shown, printable(text, console.encoding), is_trained=is_trained, has_colour=has_colour)
     console.print(shown, soft_wrap=True)
 
 
@@ -32,7 +32,7 @@ def _append(shown: Text, text: str, *, is_trained: bool, has_colour: bool) -> No
         shown.append(f"{MARKS[0]}{text}{MARKS[1]}" if is_trained else text)
 
 
-def _printable(text: str, encoding: str) -> str:
+def printable(text: str, encoding: str) -> str:
     """Text of a data set as a terminal may be given it: without codes that move its cursor or change its title."""
     visible = "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
     return visible.encode(encoding, "backslashreplace").decode(encoding)

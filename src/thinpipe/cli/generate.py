@@ -1,4 +1,4 @@
-"""`thinpipe generate`: continues a prompt with a trained model, streaming the text."""
+"""`thinpipe generate`: continues a prompt with a trained model, streaming the text; or compares its answers."""
 
 import sys
 
@@ -7,6 +7,10 @@ from thinpipe.config.commands import GenerateConfig
 
 
 def run(config: GenerateConfig) -> int:
+    if config.validation_chats:
+        from thinpipe.cli.compare_answers import compare_answers
+
+        return compare_answers(config)
     pieces = load(config.run, device=config.device).stream(
         config.prompt,
         max_new_tokens=config.max_new_tokens,

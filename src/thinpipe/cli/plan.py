@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from thinpipe.api.planning import plan_for
-from thinpipe.config.model import ModelConfig
+from thinpipe.api.planning import model_to_plan, plan_for
 from thinpipe.config.plan import PlanConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
@@ -17,17 +16,17 @@ from thinpipe.planning.advice import advise, bottleneck
 from thinpipe.planning.alternatives import find_alternatives
 from thinpipe.planning.devices import precision_of
 from thinpipe.planning.machines import Machines, load_machines
-from thinpipe.planning.model_shape import resolve_model
 from thinpipe.planning.planner import Plan, estimate_cost
 from thinpipe.planning.render import as_dict, render
 from thinpipe.planning.search import SearchResult
+from thinpipe.planning.stored_model import PlannedModel
 from thinpipe.swarm.protocol.status import machines_from_status
 
 
 def run(config: PlanConfig) -> int:
     """Exit code 1 if the plan does not fit."""
     settings, use_all_peers = config.as_run(), config.hub.use_all_peers
-    model, guessed = resolve_model(settings, config.vocab_size)
+    model, guessed = model_to_plan(settings, config.vocab_size)
     machines = _load_machines(config.machines, settings)
     machines = replace(machines, assumptions=(*machines.assumptions, *guessed))
     plan, found = plan_for(
@@ -55,7 +54,7 @@ def run(config: PlanConfig) -> int:
     return 0 if plan.fits else 1
 
 
-def _describe_search(found: SearchResult, model: ModelConfig) -> str:
+def _describe_search(found: SearchResult, model: PlannedModel) -> str:
     """What the search tried and chose; `model` is that of the settings."""
     end = "" if found.converged else " (the search was cut off: there may be faster ones)"
     moved = (

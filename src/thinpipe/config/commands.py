@@ -34,7 +34,8 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
-    """Continue a text with a trained model, token by token."""
+    """Continue a text with a trained model, token by token; or show its answers to held-out chats beside those of the
+    model before training."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of a run, or of a checkpoint."""
@@ -48,12 +49,21 @@ class GenerateConfig:
     """Nucleus sampling: sample from the smallest set of most likely tokens with at least this total probability."""
     seed: int = 0
     """Random seed of sampling."""
+    validation_chats: int = 0
+    """Instead of continuing a prompt, answer this many held-out chats, evenly spaced over the validation split, by the
+    base and by the trained model, side by side. For runs on a Hugging Face model (model.hf) with chats."""
+    data: Path | None = None
+    """Folder of tokens with the held-out chats. Default: the run's training data folder."""
     device: str = "auto"
     """Device to compute on: auto, cpu, cuda, cuda:N or mps."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise UserError("--prompt must not be empty")
+        if self.validation_chats < 0:
+            raise UserError(f"--validation-chats must be at least 0, not {self.validation_chats}")
+        if self.data is not None and not self.validation_chats:
+            raise UserError("--data is for held-out chats: pass --validation-chats, or leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

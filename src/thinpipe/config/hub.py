@@ -51,6 +51,10 @@ class HubSettings:
     parallelism.timeout_seconds."""
     stall_floor_seconds: float = 10.0
     """Minimum seconds without progress before a peer is considered stalled."""
+    keep_ends: tuple[str, ...] = ()
+    """Names of your own machines, which alone compute the first and the last segment: of a Hugging Face model no other
+    machine then receives token ids or labels. At least two names, since the ends are in two programs; one machine may
+    join twice. The hub prints an invite for each name, and nobody else can take it. Default: any machine."""
     audit_share: float = 0.05
     """Share of the time, 0 to 1, in which a process of low priority with one thread computes losses again from commits
     and compares them with what peers report. 0: never."""
@@ -63,6 +67,11 @@ class HubSettings:
         if not (self.heartbeat_timeout_seconds > 0 and self.stall_floor_seconds > 0 and self.stall_factor >= 1):
             raise UserError(
                 "hub.heartbeat_timeout_seconds and hub.stall_floor_seconds must be above 0, hub.stall_factor at least 1"
+            )
+        if len(self.keep_ends) == 1 or len(set(self.keep_ends)) < len(self.keep_ends):
+            raise UserError(
+                f"hub.keep_ends {list(self.keep_ends)} must be two names or more: the first and the last segment are "
+                "in two programs. For one machine of yours, name two, and join twice there"
             )
         if not 0 <= self.audit_share <= 1:
             raise UserError(f"hub.audit_share must be a share of the time, 0 to 1, not {self.audit_share}")

@@ -100,6 +100,11 @@ class HuggingFaceModelConfig:
         return False
 
     @property
+    def segments_need_ids(self) -> bool:
+        """Only the first segment looks up token ids, and only the last one needs labels."""
+        return False
+
+    @property
     def segments(self) -> tuple[range, ...]:
         """Block indices of each segment."""
         edges = (0, *self.boundaries, self.n_layers)

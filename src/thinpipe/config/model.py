@@ -186,6 +186,12 @@ class ModelConfig:
         return self.subspace.width is not None
 
     @property
+    def segments_need_ids(self) -> bool:
+        """Every segment of a model in a subspace, or with a token prior, has a table of the tokens. Those of other
+        models get the ids too, so that messages of all our models have one form."""
+        return True
+
+    @property
     def head_dim(self) -> int:
         return self.dim // self.n_heads
 

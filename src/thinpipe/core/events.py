@@ -52,7 +52,7 @@ class LinkTraffic(msgspec.Struct, frozen=True, kw_only=True):
     forward: bool
     """True: states, sent forward. False: gradients, sent backward."""
     nbytes: Nbytes
-    """Payload bytes, counted by the receiver."""
+    """Payload bytes, counted by the receiver; of the last boundary's states with the labels that come beside them."""
     waited_s: Seconds
     """Seconds that the receiver was idle waiting for these messages."""
     mbps: Real

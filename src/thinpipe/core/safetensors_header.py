@@ -8,7 +8,10 @@ from pathlib import Path
 from thinpipe.core.errors import UserError
 
 _MAX_HEADER_NBYTES = 100_000_000
-ITEM_BITS = {"F64": 64, "I64": 64, "F32": 32, "I32": 32, "F16": 16, "BF16": 16, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
+ITEM_BITS = {
+    "F64": 64, "I64": 64, "F32": 32, "I32": 32, "F16": 16, "BF16": 16, "I16": 16,
+    "F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "U8": 8, "BOOL": 8,
+}  # fmt: skip
 """Bits of a number by its type's name in safetensors files."""
 
 

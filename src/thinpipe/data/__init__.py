@@ -3,6 +3,7 @@
 from thinpipe.config.data import TokenizeConfig
 from thinpipe.core.errors import DataError
 from thinpipe.data.chat.encoding import ChatCounts, ShowChat
+from thinpipe.data.chat.held_out import HeldOutChat, held_out_chats
 from thinpipe.data.dataset import (
     Batch,
     Batches,
@@ -26,6 +27,7 @@ __all__ = [
     "Cursor",
     "DataError",
     "EvenlySpacedBatches",
+    "HeldOutChat",
     "Manifest",
     "Prepared",
     "Progress",
@@ -39,6 +41,7 @@ __all__ = [
     "Vocabulary",
     "Windows",
     "has_tokens",
+    "held_out_chats",
     "no_progress",
     "open_sources",
     "prepare",

@@ -7,6 +7,7 @@ added, truncated or padded, whatever the loaded files specify.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -117,6 +118,12 @@ class Tokenizer:
         for group in group_by_size(pieces, len, ENCODE_CHARS):
             for encoding in self._backend.encode_batch_fast(group, add_special_tokens=False):
                 yield np.array(encoding.ids, np.uint32)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of tokens that stand for no text, such as those that end a turn of a chat."""
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(index for index, token in added.items() if token.special)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._backend.decode(list(ids), skip_special_tokens=False)

@@ -116,6 +116,7 @@ def _with_invite(invite: Invite) -> Iterator[Finding]:
             else:
                 yield ok("invite", f"can be used until {utc_text(state.expires_s)}; this check did not use it up")
             yield _clock(state.time_s, asked, time.time())
+            yield from _who_reads(state.who_reads)
             yield _link(probe)
     except (UserError, ConnectionError, TimeoutError) as error:
         yield problem("invite", str(error), "Ask the hub's owner for a new invite.")
@@ -130,6 +131,7 @@ def _with_key(known: Identity | Address, folder: Path, device: str) -> Iterator[
             status = decode_foreign(connection.request("status", b"", seconds=_SECONDS), Status)
             yield _clock(status.time_s, asked, time.time())
             yield members_finding(status, known.name)
+            yield from _who_reads(status.who_reads)
             yield _link(connection)
         if known.name != HUB:
             mine = next((peer.segments for peer in status.peers if peer.name == known.name), 0)
@@ -163,6 +165,12 @@ def members_finding(status: Status, me: str) -> Finding:
     if found:
         return warning("members", "; ".join(found), "`thinpipe status` shows it; the owner decides (`thinpipe kick`).")
     return ok("members", "nobody is suspended, and the hub disputes nothing")
+
+
+def _who_reads(sentence: str) -> Iterator[Finding]:
+    """Nothing if the hub is too old to say it."""
+    if sentence:
+        yield ok("data", sentence)
 
 
 def _link(connection: Requester) -> Finding:

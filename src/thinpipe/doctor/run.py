@@ -26,7 +26,7 @@ from thinpipe.doctor.machine import missing_extras
 from thinpipe.models.hf.base_tensors import PeerBase
 from thinpipe.planning.partition import SegmentNeeds
 from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes
-from thinpipe.planning.stored_model import StoredModel, needs_of_stored_model
+from thinpipe.planning.stored_model import StoredModel
 from thinpipe.swarm.peer.hub_settings import base_folder
 from thinpipe.training.data_loading import DatasetInfo, LocalTokens
 from thinpipe.training.memory_check import device_budget, local_fit
@@ -183,7 +183,8 @@ def _needs(newest: Checkpoint, config: RunConfig, folder: Path) -> tuple[list[Se
     if isinstance(model, ModelConfig):
         return segment_needs(segment_costs(model, config), config), shared_nbytes(model, config)
     shapes = [(tensor.name, tuple(tensor.shape)) for tensor in PeerBase(base_folder(folder)).statement().tensors]
-    return needs_of_stored_model(config, StoredModel.of(shapes, model.source, model.vocab_size)), 0
+    stored = StoredModel.of_run(model, shapes)
+    return segment_needs(segment_costs(stored, config), config), shared_nbytes(stored, config)
 
 
 def port_finding(config: HubConfig) -> Finding:

@@ -43,6 +43,12 @@ class PipelineModelConfig(Protocol):
         ...
 
     @property
+    def segments_need_ids(self) -> bool:
+        """Whether segments after the first need token ids, beside the labels of the last one. Where they do not,
+        `ids_BT` is 0 in these segments in a pipeline, and must not matter."""
+        ...
+
+    @property
     def segments(self) -> tuple[range, ...]:
         """Block indices of each segment."""
         ...

@@ -4,6 +4,7 @@ import torch
 
 from thinpipe.boundary.contract import BoundaryMethod, MessageShape
 from thinpipe.boundary.registry import make_method
+from thinpipe.boundary.sizes import ids_cross
 from thinpipe.config.run import RunConfig
 from thinpipe.models.protocol import PipelineModelConfig
 
@@ -17,6 +18,7 @@ def boundary_method(model: PipelineModelConfig, config: RunConfig, *, chats: boo
         width=model.state_width,
         vocab_size=model.vocab_size,
         has_flags=chats,
+        has_ids=ids_cross(config.boundary, segments_need_ids=model.segments_need_ids),
         dtype=getattr(torch, config.planned_recipe.weights),
     )
     return make_method(config.boundary, shape, in_subspace=model.in_subspace, seed=config.debug.seed)

@@ -25,6 +25,8 @@ PREPOSTED_NBYTES = 16 << 20
 product of a 1 Gbit/s link with 100 ms."""
 
 _FIRST_TAG = 16
+LABELS_TAG = 15
+"""Tag of the labels from the first stage to the last (`pipeline/label_link.py`)."""
 
 
 def p2p_tag(boundary: int, *, forward: bool) -> int:

@@ -5,6 +5,7 @@ Separate from `runner` because importing torch's pipelining takes over a second,
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
 
+from thinpipe.pipeline.label_link import LabelLink
+from thinpipe.pipeline.message_stage import MessageStage
 from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS, Placement
 from thinpipe.pipeline.runner import Received, divide_gradients, mean_of
-from thinpipe.pipeline.stage import EarlyForwards1F1B, MessageStage
+from thinpipe.pipeline.stage import EarlyForwards1F1B
 from thinpipe.pipeline.stage_module import StageModule
 
 
@@ -34,8 +37,9 @@ class PipelineRunner:
     ) -> None:
         self.stage_modules, self.microbatches, self.seconds = stage_modules, microbatches, 0.0
         indices, count = placement.processes[group.rank()], len(placement.stages)
+        self.labels = LabelLink(stage_modules[0].methods[0].shape, placement, group, device)
         self.stages = [
-            MessageStage(stage_module, index, count, device=device, group=group)
+            MessageStage(stage_module, index, count, device=device, group=group, labels=self.labels)
             for stage_module, index in zip(stage_modules, indices, strict=True)
         ]
         layout = SCHEDULE_LAYOUTS[schedule]
@@ -66,6 +70,7 @@ class PipelineRunner:
     ) -> float | None:
         for stage in self.stages:
             stage.begin(step, self.microbatches, backward=backward)
+        self.labels.begin(self.microbatches, self.stages[0].label)
         losses: list[Tensor] = []
         first, last = any(stage.is_first for stage in self.stages), any(stage.is_last for stage in self.stages)
         run(
@@ -78,7 +83,8 @@ class PipelineRunner:
         return mean_of(losses)
 
     def received(self) -> list[Received]:
-        """Traffic of the last step, per boundary and direction, received from other processes."""
+        """Traffic of the last step, per boundary and direction, received from other processes. Labels of the last stage
+        count as a part of its states."""
         both = [
             (boundary, forward, receiver)
             for stage in self.stages
@@ -87,11 +93,16 @@ class PipelineRunner:
                 (stage.after, False, stage.gradients_in),
             )
         ]
-        return [
+        received = [
             Received(boundary, forward, receiver.received_nbytes, receiver.waited_seconds)
             for boundary, forward, receiver in both
             if receiver is not None
         ]
+        if (labels := self.labels.receiver) is not None:
+            last = max((part for part in received if part.forward), key=lambda part: part.boundary)
+            nbytes, waited = last.nbytes + labels.received_nbytes, last.waited_seconds + labels.waited_seconds
+            received[received.index(last)] = replace(last, nbytes=nbytes, waited_seconds=waited)
+        return received
 
 
 SCHEDULES: dict[str, Callable[..., Any]] = {

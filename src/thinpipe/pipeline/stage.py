@@ -1,5 +1,5 @@
-"""torch PipelineStages that exchange encoded boundary messages instead of tensors: `EncodedStage`, which moves the
-messages, and `MessageStage`, whose messages hold a state and token ids.
+"""A torch PipelineStage that exchanges encoded messages instead of tensors: `EncodedStage`, which moves the messages.
+What they hold, subclasses say: `MessageStage` (`pipeline/message_stage.py`), `CompressedStage`.
 
 torch's schedule orders the computation but gets no P2P operations: the stage posts its own receives, fills torch's
 receive slots from decoded messages and sends encoded ones. The boundary method determines message lengths. torch's
@@ -22,12 +22,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from thinpipe.boundary.contract import BoundaryMethod, MessageId
 from thinpipe.pipeline.in_process_boundary import single_tensor
 from thinpipe.pipeline.p2p import P2PReceiver, P2PSender, p2p_tag
-from thinpipe.pipeline.stage_module import StageModule
 from thinpipe.pipeline.torch_names import check_torch
-from thinpipe.transport.labels import Label, is_labelled
+from thinpipe.transport.labels import Label
 
 check_torch()
 
@@ -254,99 +252,6 @@ class EncodedStage(PipelineStage):
 
     def _recv_meta(self, src_stage: int) -> NoReturn:
         raise RuntimeError(f"stage {src_stage} offers stage {self.stage_index} metadata: refused, shapes are static")
-
-
-class MessageStage(EncodedStage):
-    """Stage of a language model. Input: token ids (first stage) or a state. Output: a state, or the mean loss (last
-    stage). A forward message holds the state and the token ids."""
-
-    def __init__(
-        self,
-        stage_module: StageModule,
-        index: int,
-        count: int,
-        *,
-        device: torch.device,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
-        shape = stage_module.methods[0].shape
-        ids = torch.zeros(shape.batch, shape.tokens + 1, dtype=torch.int64, device=device)
-        state = torch.zeros(shape.batch, shape.tokens, shape.width, dtype=shape.dtype, device=device)
-        state.requires_grad_()
-        loss = torch.zeros((), dtype=torch.float32, device=device).requires_grad_()
-        super().__init__(
-            stage_module,
-            index,
-            count,
-            input_args=ids if index == 0 else state,
-            output_args=loss if index == count - 1 else state,
-            before=stage_module.indices.start - 1,
-            after=stage_module.indices.stop - 1,
-            device=device,
-            group=group,
-        )
-        self.stage_module, self.step, self.training = stage_module, 0, True
-        self.ids: dict[int, Tensor] = {}
-
-    def begin(self, step: int, microbatches: int, *, backward: bool) -> None:
-        """Starts a step (or validation, with `backward` False) and posts its receives."""
-        self.step, self.training, self.label = step, backward, self._label(step)
-        self.expect_messages(microbatches, backward=backward)
-
-    @property
-    def state_nbytes(self) -> int:
-        return self._method_before.forward_nbytes
-
-    @property
-    def gradient_nbytes(self) -> int:
-        return self._method_after.backward_nbytes
-
-    def _label(self, step: int) -> Label:
-        """Label of all messages of a step; the basis changes only between steps."""
-        basis = self.stage_module.state_basis if is_labelled(self.group) else None
-        if basis is None:
-            return Label(step=step)
-        return Label(step=step, basis_version=basis.version, basis_hash=bytes.fromhex(basis.hash)[:8])
-
-    @property
-    def _method_before(self) -> BoundaryMethod:
-        return self.stage_module.method(self.before, training=self.training)
-
-    @property
-    def _method_after(self) -> BoundaryMethod:
-        return self.stage_module.method(self.after, training=self.training)
-
-    def _message_id(self, boundary: int, microbatch: int) -> MessageId:
-        return self.stage_module.message_id(boundary, step=self.step, microbatch=microbatch, training=self.training)
-
-    def before_forward(self, microbatch: int, args: tuple[Any, ...]) -> None:
-        if self.is_first:
-            (self.ids[microbatch],) = args
-        self.stage_module.begin(
-            self.ids[microbatch], step=self.step, microbatch=microbatch, backward_follows=self.training
-        )
-
-    def encode_state(self, state: Tensor, microbatch: int) -> Tensor:
-        if self.training:
-            self.stage_module.sanity.observe_sent(self.after, state, forward=True)
-        return self._method_after.pack_forward(self.ids[microbatch], state, self._message_id(self.after, microbatch))
-
-    def decode_state(self, message: Tensor, microbatch: int) -> Tensor:
-        message_id = self._message_id(self.before, microbatch)
-        self.ids[microbatch], state = self._method_before.unpack_forward(message, message_id)
-        if self.training:
-            self.stage_module.sanity.observe(self.before, state, forward=True)
-        return state
-
-    def encode_gradient(self, gradient: Tensor | None, microbatch: int) -> Tensor:
-        assert gradient is not None
-        self.stage_module.sanity.observe_sent(self.before, gradient, forward=False)
-        return self._method_before.pack_backward(gradient, self._message_id(self.before, microbatch))
-
-    def decode_gradient(self, message: Tensor, microbatch: int) -> Tensor:
-        gradient = self._method_after.unpack_backward(message, self._message_id(self.after, microbatch))
-        self.stage_module.sanity.observe(self.after, gradient, forward=False)
-        return gradient
 
 
 class EarlyForwards1F1B(Schedule1F1B):

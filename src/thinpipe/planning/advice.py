@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.units import format_bytes
 from thinpipe.planning.fitting import ways_to_fit
 from thinpipe.planning.machines import Hub, Machine, Machines
 from thinpipe.planning.planner import Plan, Utilization, make_plan, memory_need
+from thinpipe.planning.stored_model import PlannedModel
 
 _BOTTLENECK_SHARE = 0.8
 """Busy share of a step from which a processor or link counts as the bottleneck."""
@@ -84,7 +84,7 @@ def _how_to_fit(plan: Plan, *, use_all_peers: bool) -> Iterator[str]:
         yield "more machines, or machines with more memory"
 
 
-Candidate = tuple[str, RunConfig, ModelConfig, Machines]
+Candidate = tuple[str, RunConfig, PlannedModel, Machines]
 
 
 def _changes(plan: Plan) -> Iterator[Candidate]:

@@ -10,6 +10,8 @@ from thinpipe.core.errors import UserError
 from thinpipe.planning.fitting import ways_to_fit
 from thinpipe.planning.machines import Machine, Machines
 from thinpipe.planning.planner import Cost, Plan, estimate_cost, make_plan, memory_need
+from thinpipe.planning.stored_model import StoredModel
+from thinpipe.planning.streaming import stream_on
 
 _HARDLY = 0.8
 """Share of the speed of a run of several machines from which one machine is hardly slower."""
@@ -31,6 +33,9 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Alternatives:
+    streaming: Alternative | None = None
+    """Of a published model that no machine of the plan can hold: the fastest of them with all state in its host's
+    memory (`streaming.py`)."""
     one_machine: Alternative | None
     """The fastest of the plan's own machines that can hold the model by itself; None: there is none, or the plan has
     one machine."""
@@ -45,9 +50,26 @@ def find_alternatives(plan: Plan, cost: Cost) -> Alternatives:
     own = [] if len(plan.machine_loads) == 1 else [*_on_each(plan, plan.machines.machines, cost, rented=False)]
     hired = [*_on_each(plan, plan.machines.rented, cost, rented=True)]
     fastest = max(own, key=lambda each: each.plan.tokens_per_second, default=None)
+    streamed = [] if own or len(plan.machine_loads) == 1 else [*_streamed(plan, cost)]
+    streaming = max(streamed, key=lambda each: each.plan.tokens_per_second, default=None)
     cheapest = min(hired, key=lambda each: (each.cost.money or 0.0, each.cost.hours), default=None)
-    verdict = _verdict(plan, cost, fastest, cheapest)
-    return Alternatives(one_machine=fastest, rented=cheapest, verdict=verdict)
+    verdict = _verdict(plan, cost, fastest or streaming, cheapest)
+    return Alternatives(one_machine=fastest, streaming=streaming, rented=cheapest, verdict=verdict)
+
+
+def _streamed(plan: Plan, cost: Cost) -> Iterable[Alternative]:
+    config = _in_one_process(plan.config)
+    for machine in plan.machines.machines:
+        made = stream_on(machine, config, plan.model) if isinstance(plan.model, StoredModel) else None
+        if made is not None:
+            yield Alternative(
+                machine=machine,
+                rented=False,
+                settings=(),
+                plan=made,
+                cost=estimate_cost(made, cost.tokens),
+                currency=plan.machines.currency,
+            )
 
 
 def _on_each(plan: Plan, machines: Iterable[Machine], cost: Cost, *, rented: bool) -> Iterable[Alternative]:

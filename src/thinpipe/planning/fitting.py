@@ -18,7 +18,7 @@ from thinpipe.planning.memory_budget import PROCESS_NBYTES, MemoryBudget
 from thinpipe.planning.partition import SegmentNeeds
 from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes, without_offload
 from thinpipe.planning.simulation.schedule_actions import action_lists
-from thinpipe.planning.stored_model import StoredModel, memory_of_stored_model
+from thinpipe.planning.stored_model import PlannedModel, StoredModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,7 @@ _KINDS: tuple[Callable[[RunConfig], Iterator[Saving]], ...] = (
 class LocalFit:
     """Processes of a run that compute on one device of this machine, and the memory there."""
 
-    model: ModelConfig | StoredModel
+    model: PlannedModel
     budget: MemoryBudget
     ranks: tuple[int, ...]
     """Processes of the run that share the device, by their rank in the pipeline."""
@@ -231,12 +231,10 @@ class LocalFit:
 
 
 def memory_of_processes(
-    config: RunConfig, model: ModelConfig | StoredModel, budget: MemoryBudget, attention: AttentionKernel = "fused"
+    config: RunConfig, model: PlannedModel, budget: MemoryBudget, attention: AttentionKernel = "fused"
 ) -> list[MemoryUse]:
     """Peak memory of every process of a run, in pipeline order, if each has a device like that of `budget`; without
     what processes take of the device beside tensors."""
-    if isinstance(model, StoredModel):
-        return memory_of_stored_model(config, model, budget)
     config = without_offload(config) if budget.is_host else config
     section, costs = config.parallelism, segment_costs(model, config, attention)
     degree, schedule = section.pipeline_parallel_degree, section.pipeline_parallel_schedule
@@ -259,14 +257,17 @@ def memory_of_processes(
 
 
 def machines_needed(
-    config: RunConfig, model: ModelConfig | StoredModel, budget: MemoryBudget, attention: AttentionKernel = "fused"
+    config: RunConfig, model: PlannedModel, budget: MemoryBudget, attention: AttentionKernel = "fused"
 ) -> tuple[int, int] | None:
     """Smallest number of machines with this much memory and this kernel that hold the model, cut between any two
     blocks, and the bytes of the fullest device. None if a single block is too large, or if the batch has fewer
-    sequences than machines; and for a Hugging Face model, where it is not searched."""
-    if isinstance(model, StoredModel):
-        return None
-    finest = replace(model, boundaries=tuple(range(1, model.n_layers)), tied=False)
+    sequences than machines."""
+    boundaries = tuple(range(1, model.n_layers))
+    finest: PlannedModel = (
+        replace(model, boundaries=boundaries, tied=False)
+        if isinstance(model, ModelConfig)
+        else replace(model, boundaries=boundaries)
+    )
     costs, shared = segment_costs(finest, config, attention), shared_nbytes(finest, config)
     for number in range(2, min(model.n_layers, config.training.global_batch_size) + 1):
         needs = segment_needs(costs, _with_microbatches(config, number), processes=number)

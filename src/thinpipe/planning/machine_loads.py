@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.pipeline.placement import Placement
 from thinpipe.planning.machines import Machine
 from thinpipe.planning.memory_budget import PROCESS_NBYTES
+from thinpipe.planning.segment_cost import SegmentCost
 from thinpipe.planning.segment_costs import (
-    SegmentCost,
     peak_extra_nbytes,
     segment_costs,
     shared_nbytes,
@@ -17,6 +16,7 @@ from thinpipe.planning.segment_costs import (
     without_offload,
 )
 from thinpipe.planning.simulation.schedule_actions import Action, PassKind
+from thinpipe.planning.stored_model import PlannedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class MemoryUse:
     """Activations saved for all in-flight micro-batches, plus the temporary tensors of the segment that computes; or
     the temporary tensors of the update, if they are larger."""
     frozen: int
-    """Frozen token tables and the basis."""
+    """Frozen token tables and the basis; the frozen weights of a model with adapters."""
     overhead: int
     """Context, libraries and fragmentation; Python and torch on a CPU."""
     tables: int
@@ -56,6 +56,10 @@ class MachineLoad:
     parameters: int
     """Number of trainable parameters."""
     memory: MemoryUse
+    download_nbytes: int = 0
+    """Part of a published base that the machine downloads once: its own layers."""
+    commit_nbytes: int = 0
+    """Bytes that the machine sends with every checkpoint: trained weights and their moments."""
 
     @property
     def missing_nbytes(self) -> int:
@@ -89,7 +93,7 @@ def process_memory(
     placement: Placement,
     process: int,
     config: RunConfig,
-    model: ModelConfig,
+    model: PlannedModel,
     costs: Sequence[SegmentCost],
     held: Sequence[int],
     *,
@@ -119,7 +123,7 @@ def process_memory(
         optimiser=sum(cost.optimiser_nbytes - cost.offloaded_nbytes for cost in mine),
         activations=max(activations, update),  # activations are gone when weights are updated
         host=0 if in_host_memory else sum(cost.host_nbytes for cost in mine) + PROCESS_NBYTES,
-        frozen=shared_nbytes(model, config),
+        frozen=shared_nbytes(model, config) + sum(cost.frozen_nbytes for cost in mine),
         overhead=overhead_nbytes,
         tables=sum(cost.tables_nbytes for cost in mine),
     )
@@ -130,7 +134,7 @@ def machine_load_of(
     placement: Placement,
     process: int,
     config: RunConfig,
-    model: ModelConfig,
+    model: PlannedModel,
     costs: Sequence[SegmentCost],
     held: Sequence[int],
 ) -> MachineLoad:
@@ -146,6 +150,8 @@ def machine_load_of(
         segments=tuple(segments),
         blocks=sum(len(model.segments[segment]) for segment in segments),
         parameters=sum(costs[segment].parameters for segment in segments),
+        download_nbytes=sum(costs[segment].download_nbytes for segment in segments),
+        commit_nbytes=sum(costs[segment].state_nbytes for segment in segments),
         memory=process_memory(
             placement,
             process,

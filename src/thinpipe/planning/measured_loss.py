@@ -8,7 +8,8 @@ import math
 from typing import NamedTuple
 
 from thinpipe.config.boundary import BoundaryConfig
-from thinpipe.config.model import ModelConfig, ProjectionConfig
+from thinpipe.config.model import ProjectionConfig
+from thinpipe.planning.stored_model import PlannedModel, StoredModel
 
 _MAX_BYTES_FACTOR = 1.5
 """Largest ratio between the bytes of a plan and of a measurement for which the measurement is quoted."""
@@ -55,8 +56,10 @@ _SEGMENTS = 4
 """Number of segments of the measured models."""
 
 
-def method_name(model: ModelConfig, boundary: BoundaryConfig) -> str:
+def method_name(model: PlannedModel, boundary: BoundaryConfig) -> str:
     """Compression method of the boundaries and, for projections, the kind of token prior; as in `LossGap.kind`."""
+    if isinstance(model, StoredModel):
+        return "a published model" if boundary.states.kind == "none" else f"{boundary.states.kind} of a published model"
     if model.has_projection:
         return f"{model.projection.kind}{_tables(model.projection)}"
     if model.subspace.width is not None:
@@ -73,7 +76,7 @@ def _tables(projection: ProjectionConfig) -> str:
     return f" with {tables}" if projection.embedding_rank else f" with {tables} and a full one"
 
 
-def nearest_gap(model: ModelConfig, boundary: BoundaryConfig, compression_ratio: float) -> LossGap | None:
+def nearest_gap(model: PlannedModel, boundary: BoundaryConfig, compression_ratio: float) -> LossGap | None:
     """Measurement of the same method with the nearest bytes; None if none is within `_MAX_BYTES_FACTOR`."""
     kind = method_name(model, boundary)
 
@@ -84,10 +87,11 @@ def nearest_gap(model: ModelConfig, boundary: BoundaryConfig, compression_ratio:
     return min(near, key=distance, default=None)
 
 
-def describe_loss_gap(model: ModelConfig, boundary: BoundaryConfig, compression_ratio: float) -> str:
+def describe_loss_gap(model: PlannedModel, boundary: BoundaryConfig, compression_ratio: float) -> str:
     kind = method_name(model, boundary)
     whole = {boundary.forward, boundary.backward} <= {"fp32", "bf16"}
-    if not model.boundaries or (kind == "dense" and whole and boundary.gradients.kind == "none"):
+    exact = boundary.states.kind == "none" and not model.has_projection and not model.in_subspace
+    if not model.boundaries or (exact and whole and boundary.gradients.kind == "none"):
         return "none: every number crosses"
     gap = nearest_gap(model, boundary, compression_ratio)
     if gap is None:

@@ -14,6 +14,7 @@ from thinpipe.data.manifest import read_manifest
 
 def resolve_model(config: RunConfig, vocab_size: int | None) -> tuple[ModelConfig, list[str]]:
     """Model config, and the assumptions made, one sentence each. Raises UserError."""
+    assert config.model.hf is None
     if config.model.initial is not None:
         model = _model_of_checkpoint(config.model.initial)
         return (model if vocab_size is None else replace(model, vocab_size=vocab_size)), []

@@ -70,7 +70,7 @@ def make_partition(
 
     slowest_link = min(hub_bps, *(min(machine.up_bps, machine.down_bps) for machine in ready))
     work = sum(need.flops_per_token for need in needs) / min(machine.flops for machine in ready)
-    low, high = 0.0, 1.001 * (work + len(ready) * traffic.bits / slowest_link)
+    low, high = 0.0, 1.001 * (work + traffic.relayed_bits(len(ready) + 1) / slowest_link)
     found = within(high)
     if found is None:
         raise UserError(_missing_memory_text(needs, ready, shared_nbytes))
@@ -94,7 +94,7 @@ def _loads(
     hub_down_bps: float,
 ) -> list[tuple[float, str]]:
     """Seconds per token and description of every resource in use, slowest first."""
-    bits = (len(stages) - 1) * traffic.bits
+    bits = traffic.relayed_bits(len(stages))
     parts = [
         (bits / hub_up_bps, f"the hub's link (up, {format_bit_rate(hub_up_bps)})"),
         (bits / hub_down_bps, f"the hub's link (down, {format_bit_rate(hub_down_bps)})"),

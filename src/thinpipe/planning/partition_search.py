@@ -1,7 +1,8 @@
 """Feasibility test of `partition.py`: can segments be placed so that no resource exceeds a given time per token?
 
 Links are full duplex. A middle stage sends and receives both states and gradients; the first stage only sends states
-and receives gradients, and the last stage only the reverse. So a slow link costs less at either end of the pipeline.
+(and the labels of models whose messages have no token ids) and receives gradients, and the last stage only the reverse.
+So a slow link costs less at either end of the pipeline.
 """
 
 from bisect import bisect_left
@@ -58,11 +59,17 @@ class Traffic:
 
     forward_nbytes: float
     backward_nbytes: float
+    labels_nbytes: float = 0.0
+    """Labels, from the first machine to the last one."""
 
     @property
     def bits(self) -> float:
-        """Bits per token, both directions."""
+        """Bits per token over a boundary, both directions."""
         return 8 * (self.forward_nbytes + self.backward_nbytes)
+
+    def relayed_bits(self, machines: int) -> float:
+        """Bits per token between all machines of a pipeline."""
+        return (machines - 1) * self.bits + 8 * self.labels_nbytes * (machines > 1)
 
 
 PlacedStage = tuple[Machine, range]
@@ -73,7 +80,8 @@ def link_loads(traffic: Traffic, *, first: bool, last: bool) -> tuple[float, flo
     forward, backward = 8 * traffic.forward_nbytes, 8 * traffic.backward_nbytes
     up = (0 if last else forward) + (0 if first else backward)
     down = (0 if first else forward) + (0 if last else backward)
-    return up, down
+    labels = 8 * traffic.labels_nbytes
+    return up + labels * (first and not last), down + labels * (last and not first)
 
 
 def find_partition(
@@ -97,12 +105,14 @@ def find_partition(
     whole = len(needs)
     sets: dict[int, Order] = {0: (whole, ())}
     for count in range(1, min(len(machines), max_machines or len(machines)) + 1):
-        if hub_bps * seconds < (count - 1) * traffic.bits:
+        if hub_bps * seconds < traffic.relayed_bits(count):
             return None
         grown: dict[int, Order] = {}
         for members, (left, order) in sorted(sets.items(), key=lambda item: item[1][0])[:_BEAM_WIDTH]:
             for index in range(len(machines)):
                 start = reach[index][left]
+                if start == 0 and (True, left == whole) not in fits[index]:
+                    start = 1  # too slow a link for labels, perhaps: another machine has to be the first
                 if members >> index & 1 or start == left or (start == 0, left == whole) not in fits[index]:
                     continue
                 if start == 0:
@@ -169,8 +179,8 @@ def _reconstruct(
 ) -> list[PlacedStage]:
     stages: list[PlacedStage] = []
     left = whole
-    for index in order:
-        start = reach[index][left]
+    for number, index in enumerate(order, start=1):
+        start = reach[index][left] if number == len(order) else max(1, reach[index][left])
         stages.insert(0, (machines[index], range(start, left)))
         left = start
     return stages
@@ -180,8 +190,9 @@ def spread_over_all(
     needs: Sequence[SegmentNeeds], machines: Sequence[Machine], *, shared_nbytes: int
 ) -> list[PlacedStage] | None:
     """Partition over all these machines (at most one per segment, from the start of the list) that minimises the
-    slowest machine's compute time. The first machine gets the last segments. None if memory does not suffice."""
-    chosen = list(reversed(machines[: len(needs)]))
+    slowest machine's compute time. The first machine gets the last segments, if it may compute the last one. None if
+    memory does not suffice."""
+    chosen = _with_ends_allowed(list(reversed(machines[: len(needs)])), len(needs))
     flops = list(accumulate((need.flops_per_token for need in needs), initial=0.0))
     host = list(accumulate((need.host_nbytes for need in needs), initial=0))
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [0])}
@@ -202,3 +213,13 @@ def spread_over_all(
         return None
     _, ends = best[len(needs)]
     return [(machine, range(*edges)) for machine, edges in zip(chosen, pairwise(ends), strict=True)]
+
+
+def _with_ends_allowed(machines: Sequence[Machine], segments: int) -> Sequence[Machine]:
+    """The machines in this order, but with one that may compute the first segment at its front and another one that may
+    compute the last segment at its end, if there are such."""
+    first = next((machine for machine in machines if 0 not in machine.excluded), None)
+    able = [machine for machine in machines if machine is not first and segments - 1 not in machine.excluded]
+    if first is None or not able:
+        return machines
+    return [first, *(machine for machine in machines if machine not in (first, able[-1])), able[-1]]

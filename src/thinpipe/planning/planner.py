@@ -11,7 +11,6 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
-from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS, Placement, place
@@ -20,10 +19,12 @@ from thinpipe.planning.machine_loads import MachineLoad, machine_load_of, peak_i
 from thinpipe.planning.machines import Hub, Machine, Machines
 from thinpipe.planning.messages import MessageSizes, message_sizes
 from thinpipe.planning.partition import make_partition
-from thinpipe.planning.segment_costs import SegmentCost, needs_by_kernel, segment_costs, shared_nbytes
+from thinpipe.planning.segment_cost import SegmentCost
+from thinpipe.planning.segment_costs import needs_by_kernel, segment_costs, shared_nbytes
 from thinpipe.planning.simulation.links import LinkSpec
 from thinpipe.planning.simulation.schedule_actions import Action, action_lists
 from thinpipe.planning.simulation.simulate import StageTimes, StepSpec, Timeline, simulate
+from thinpipe.planning.stored_model import PlannedModel
 
 _ALLREDUCE_NBYTES_PER_TENSOR = 8
 """Bytes that each parameter tensor adds to the one all-reduce of a step: its gradient norm."""
@@ -45,7 +46,7 @@ class Plan:
     """Predicted memory, speed and traffic of a run on given machines."""
 
     config: RunConfig
-    model: ModelConfig
+    model: PlannedModel
     machines: Machines
     machine_loads: tuple[MachineLoad, ...]
     """Machines that compute, in pipeline order, with their segments and memory."""
@@ -72,7 +73,7 @@ class Plan:
 
     @property
     def nbytes_per_token(self) -> float:
-        """Payload bytes per token at one boundary: forward and backward messages, token ids included."""
+        """Payload bytes per token at one boundary: forward and backward messages, token ids or flags included."""
         return (self.messages.forward_nbytes + self.messages.backward_nbytes) / _rows(self.config)
 
     @property
@@ -115,7 +116,7 @@ def utilization_of(link: str, share: float) -> Utilization:
 
 
 def make_plan(
-    config: RunConfig, model: ModelConfig, machines: Machines, *, use_all_peers: bool = False, record: bool = False
+    config: RunConfig, model: PlannedModel, machines: Machines, *, use_all_peers: bool = False, record: bool = False
 ) -> Plan:
     """Plans the run. Raises UserError if the settings cannot run on these machines, whatever their memory.
 
@@ -144,7 +145,7 @@ def make_plan(
     )
 
 
-def memory_need(config: RunConfig, model: ModelConfig, machines: Machines, *, use_all_peers: bool = False) -> Need:
+def memory_need(config: RunConfig, model: PlannedModel, machines: Machines, *, use_all_peers: bool = False) -> Need:
     """Memory of the machine that lacks the most, or has the least to spare; nothing is simulated. Raises UserError as
     `make_plan`."""
     costs, messages = segment_costs(model, config), message_sizes(model, config)
@@ -165,7 +166,7 @@ def _actions(config: RunConfig, processes: int) -> list[list[Action]]:
 
 def _loads(
     config: RunConfig,
-    model: ModelConfig,
+    model: PlannedModel,
     placed: "_MachinePlacement",
     costs: Sequence[SegmentCost],
     actions: list[list[Action]],
@@ -205,7 +206,7 @@ class _MachinePlacement:
 
 def _place(
     config: RunConfig,
-    model: ModelConfig,
+    model: PlannedModel,
     machines: Machines,
     costs: Sequence[SegmentCost],
     messages: MessageSizes,
@@ -243,7 +244,7 @@ def _refuse_without_hub(config: RunConfig) -> None:
 
 def _place_like_hub(
     config: RunConfig,
-    model: ModelConfig,
+    model: PlannedModel,
     machines: Machines,
     costs: Sequence[SegmentCost],
     messages: MessageSizes,
@@ -281,7 +282,7 @@ def _place_like_hub(
 
 def _step_spec(
     config: RunConfig,
-    model: ModelConfig,
+    model: PlannedModel,
     machines: Machines,
     placed: _MachinePlacement,
     costs: Sequence[SegmentCost],
@@ -310,6 +311,7 @@ def _step_spec(
         hub=None if machines.hub is None else _hub_link(machines.hub),
         forward_nbytes=messages.forward_nbytes,
         backward_nbytes=messages.backward_nbytes,
+        labels_nbytes=messages.labels_nbytes,
         hosts=[
             alone + index if machine.host is None else numbers[machine.host] for index, machine in enumerate(chosen)
         ],

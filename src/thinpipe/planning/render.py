@@ -17,12 +17,15 @@ from thinpipe.planning.machine_loads import MachineLoad
 from thinpipe.planning.machines import Hub, Machine
 from thinpipe.planning.measured_loss import describe_loss_gap
 from thinpipe.planning.planner import Cost, Plan, utilization_of
+from thinpipe.planning.stored_model import StoredModel
 
 _SHOWN_CHANGES = 3
 
 
 def render(plan: Plan, limit: str, changes: list[Change], cost: Cost, others: Alternatives) -> RenderableType:
     blocks: list[RenderableType] = [_verdict(plan), "", _machines_table(plan), "", _speeds_table(plan), ""]
+    if isinstance(plan.model, StoredModel):
+        blocks += [_downloads_table(plan), ""]
     blocks += _sentences(plan, cost)
     blocks.append(Text(f"what limits it: {limit}"))
     heading = "what to change first" if plan.fits else "to make it fit"
@@ -35,6 +38,13 @@ def render(plan: Plan, limit: str, changes: list[Change], cost: Cost, others: Al
 
 
 def _alternatives(others: Alternatives) -> Iterator[str]:
+    if others.streaming is not None:
+        there = others.streaming
+        yield (
+            f"instead, {there.machine.name} without the others, the model in its host's memory and copied to the card "
+            f"for every micro-batch of {there.plan.config.microbatch_size} (with another tool), at best: "
+            f"{_time_and_price(there.cost, there.currency)}"
+        )
     for each in (others.one_machine, others.rented):
         if each is not None:
             name = f"one rented {each.machine.name}" if each.rented else f"{each.machine.name} without the others"
@@ -64,8 +74,11 @@ def _time_and_price(cost: Cost, currency: str) -> str:
 
 def _verdict(plan: Plan) -> Text:
     model, parameters = plan.model, sum(machine_load.parameters for machine_load in plan.machine_loads)
+    lora = plan.config.lora
+    adapted = "" if lora is None else f" in adapters of rank {lora.r}"
     text = Text(
-        f"{plan.config.model.preset}: {format_count(parameters)} trainable numbers, {model.n_layers} blocks in "
+        f"{plan.config.model.hf or plan.config.model.preset}: {format_count(parameters)} trainable numbers{adapted}, "
+        f"{model.n_layers} blocks in "
         f"{len(model.segments)} segments on {len(plan.machine_loads)} machine(s): "
     )
     text.append("it fits" if plan.fits else "IT DOES NOT FIT", style="bold green" if plan.fits else "bold red")
@@ -75,7 +88,8 @@ def _verdict(plan: Plan) -> Text:
 
 
 def _machines_table(plan: Plan) -> Table:
-    kinds = ("weights", "tables", "grads", "optim.", "activ.", "other", "total", "of", "host")
+    other = "frozen" if isinstance(plan.model, StoredModel) else "tables"
+    kinds = ("weights", other, "grads", "optim.", "activ.", "other", "total", "of", "host")
     table = _table("memory, GB", "blocks", *kinds)
     for machine_load in plan.machine_loads:
         memory = machine_load.memory
@@ -99,6 +113,21 @@ def _machines_table(plan: Plan) -> Table:
         )
     for name in plan.standbys:
         table.add_row(name, "standby", style="dim")
+    return table
+
+
+def _downloads_table(plan: Plan) -> Table:
+    """What each machine downloads once and sends with every checkpoint."""
+    table = _table("files", "of the base, once, GB", "takes", "each checkpoint, GB", "takes")
+    for load in plan.machine_loads:
+        up, down = load.machine.up_bps, load.machine.down_bps
+        table.add_row(
+            load.machine.name,
+            f"{load.download_nbytes / 1e9:.2f}",
+            format_duration_ceil(8 * load.download_nbytes / down),
+            f"{load.commit_nbytes / 1e9:.3f}",
+            format_duration_ceil(8 * load.commit_nbytes / up),
+        )
     return table
 
 
@@ -200,6 +229,8 @@ def as_dict(plan: Plan, limit: str, changes: list[Change], cost: Cost, others: A
                     "missing": machine_load.missing_host_nbytes,
                 },
                 "token_tables_nbytes": machine_load.memory.tables,
+                "base_download_nbytes": machine_load.download_nbytes,
+                "checkpoint_nbytes": machine_load.commit_nbytes,
                 "busy": busy / seconds,
             }
             for machine_load, busy in zip(plan.machine_loads, plan.timeline.busy, strict=True)
@@ -236,7 +267,7 @@ def as_dict(plan: Plan, limit: str, changes: list[Change], cost: Cost, others: A
                 "money": each.cost.money,
                 "currency": each.currency,
             }
-            for each in (others.one_machine, others.rented)
+            for each in (others.one_machine, others.streaming, others.rented)
             if each is not None
         ],
         "verdict": others.verdict,

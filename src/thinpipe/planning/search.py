@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.pipeline.placement import SCHEDULE_LAYOUTS
 from thinpipe.planning.machines import Machine, Machines
 from thinpipe.planning.planner import Plan, make_plan
 from thinpipe.planning.segment_costs import segment_costs
+from thinpipe.planning.stored_model import PlannedModel
 
 MAX_PASSES, MAX_PLANS = 24_000, 60
 """Budget of the search in simulated passes and in plans, about a second; then the best plan so far is returned with
 `converged` false."""
 
-Choice = tuple[RunConfig, ModelConfig]
+Choice = tuple[RunConfig, PlannedModel]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class SearchResult:
     """True if no single change of `best` is faster; False if the budget ran out."""
 
 
-def search(config: RunConfig, model: ModelConfig, machines: Machines, *, use_all_peers: bool = False) -> SearchResult:
+def search(config: RunConfig, model: PlannedModel, machines: Machines, *, use_all_peers: bool = False) -> SearchResult:
     """Runs the search. The result is never slower than the run's own settings if those fit. Raises UserError if nothing
     that was tried fits."""
     climb = _HillClimb(machines, use_all_peers)
@@ -114,16 +114,16 @@ def _one_change_away(config: RunConfig, *, with_hub: bool) -> Iterator[RunConfig
                     continue
 
 
-def _cuts(config: RunConfig, model: ModelConfig, machines: Machines) -> list[ModelConfig]:
+def _cuts(config: RunConfig, model: PlannedModel, machines: Machines) -> list[PlannedModel]:
     """The model cut into one segment per machine, unless that is its cut already or the model cannot be cut."""
     count = min(len(machines.machines), model.n_layers)
-    if count < 2 or model.tied:
+    if count < 2 or getattr(model, "tied", False):
         return []
     boundaries = balanced_cut(config, model, machines.machines[:count])
     return [] if boundaries == model.boundaries else [replace(model, boundaries=boundaries)]
 
 
-def balanced_cut(config: RunConfig, model: ModelConfig, machines: tuple[Machine, ...]) -> tuple[int, ...]:
+def balanced_cut(config: RunConfig, model: PlannedModel, machines: tuple[Machine, ...]) -> tuple[int, ...]:
     """Boundaries that give every machine FLOPs in proportion to its speed, and at least one block."""
     finest = replace(model, boundaries=tuple(range(1, model.n_layers)))
     flops = [cost.flops_per_token for cost in segment_costs(finest, config)]

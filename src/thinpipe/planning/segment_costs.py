@@ -22,7 +22,7 @@ FLOPs are within 2 % of torch's own count, within 10 % with activation checkpoin
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import get_args
 
 from thinpipe.config.model import ModelConfig
@@ -34,60 +34,12 @@ from thinpipe.config.run import RunConfig
 from thinpipe.pipeline.placement import in_flight_microbatches
 from thinpipe.planning.activations import count_saved_activations, masters_on_host
 from thinpipe.planning.partition import SegmentNeeds
+from thinpipe.planning.segment_cost import SegmentCost
+from thinpipe.planning.stored_costs import stored_segment_costs
+from thinpipe.planning.stored_model import PlannedModel, StoredModel
 
 
-@dataclass(frozen=True, kw_only=True)
-class SegmentCost:
-    """FLOPs and bytes of one segment."""
-
-    parameters: int
-    """Number of trainable parameters."""
-    forward_flops_per_token: float
-    backward_flops_per_token: float
-    """Backward pass, with the recomputation of checkpointed blocks."""
-    weights_nbytes: int
-    gradients_nbytes: int
-    optimiser_nbytes: int
-    activation_nbytes: int
-    """Activations saved by one micro-batch between its forward and its backward pass."""
-    peak_extra_nbytes: int
-    """Additional bytes while the segment computes."""
-    copies_nbytes: int = 0
-    """bfloat16 copies of weights, from the first forward to the last backward pass of a step."""
-    offloaded_nbytes: int = 0
-    """Part of `optimiser_nbytes` that is in the host's memory, if the device has memory of its own."""
-    masters_nbytes: int = 0
-    """Part of `weights_nbytes` that is in the host's memory in float32, with bfloat16 copies on the device."""
-    slices_nbytes: int = 0
-    """Bytes of the float32 slices in which a device with memory of its own updates, when activations are gone."""
-    streamed: tuple[tuple[int, int], ...] = ()
-    """Rows, and bytes of a row, of each parameter's state that comes from the host for the update and returns."""
-    tables_nbytes: int
-    """Part of `weights_nbytes`: tables looked up by token, bigram or position, and the matrices that project their rows
-    up."""
-
-    @property
-    def flops_per_token(self) -> float:
-        """FLOPs per token, forward and backward."""
-        return self.forward_flops_per_token + self.backward_flops_per_token
-
-    @property
-    def host_nbytes(self) -> int:
-        """Bytes of the host's memory."""
-        return self.offloaded_nbytes + self.masters_nbytes
-
-    @property
-    def device_weights_nbytes(self) -> int:
-        """Bytes of the weights on a device with memory of its own."""
-        return self.weights_nbytes - self.masters_nbytes // 2
-
-    @property
-    def state_nbytes(self) -> int:
-        """Bytes of weights and optimizer moments: the segment's checkpoint size without codec state."""
-        return self.weights_nbytes + self.optimiser_nbytes
-
-
-def segment_costs(model: ModelConfig, config: RunConfig, attention: AttentionKernel = "fused") -> list[SegmentCost]:
+def segment_costs(model: PlannedModel, config: RunConfig, attention: AttentionKernel = "fused") -> list[SegmentCost]:
     """Costs of every segment, in model order, without what the segments of a machine share (`shared_nbytes`).
 
     `attention`: the kernel of the machine. With `training.precision` auto, which depends on the device, the larger
@@ -96,6 +48,8 @@ def segment_costs(model: ModelConfig, config: RunConfig, attention: AttentionKer
     if config.training.precision == "auto":
         choices = [segment_costs(model, with_precision(config, recipe), attention) for recipe in AUTO_RECIPES]
         return [_larger(costs) for costs in zip(*choices, strict=True)]
+    if isinstance(model, StoredModel):
+        return stored_segment_costs(model, config)
     return [_cost(model, config, index, shapes, attention) for index, shapes in enumerate(segment_shapes(model))]
 
 
@@ -118,7 +72,7 @@ def segment_needs(
     ]
 
 
-def needs_by_kernel(model: ModelConfig, config: RunConfig) -> list[SegmentNeeds]:
+def needs_by_kernel(model: PlannedModel, config: RunConfig) -> list[SegmentNeeds]:
     """Needs of every segment on machines that may have different kernels of attention."""
     kernels: tuple[AttentionKernel, ...] = get_args(AttentionKernel)
     by_kernel = {kernel: segment_needs(segment_costs(model, config, kernel), config) for kernel in kernels}
@@ -134,7 +88,7 @@ def memory_nbytes(cost: SegmentCost, config: RunConfig, n_microbatches: int) -> 
     activations; the update comes when activations are gone."""
     held = cost.copies_nbytes + n_microbatches * cost.activation_nbytes + peak_extra_nbytes([cost], n_microbatches)
     backward = cost.gradients_nbytes + held if config.microbatches > 1 else max(cost.gradients_nbytes, held)
-    state = cost.device_weights_nbytes + cost.optimiser_nbytes - cost.offloaded_nbytes
+    state = cost.device_weights_nbytes + cost.frozen_nbytes + cost.optimiser_nbytes - cost.offloaded_nbytes
     return state + max(backward, cost.gradients_nbytes + update_nbytes([cost]))
 
 
@@ -154,8 +108,10 @@ def update_nbytes(costs: Sequence[SegmentCost]) -> int:
     return max(cost.slices_nbytes for cost in costs) + streamed_nbytes(streamed)
 
 
-def shared_nbytes(model: ModelConfig, config: RunConfig) -> int:
+def shared_nbytes(model: PlannedModel, config: RunConfig) -> int:
     """Bytes that a machine holds once for all its segments: frozen tables, and the basis with its tracker's sums."""
+    if isinstance(model, StoredModel):
+        return 0
     held = 0
     if model.spec.rotary is not None:
         held += 2 * model.max_seq_len * model.head_dim * 4  # cosines and sines

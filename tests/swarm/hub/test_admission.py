@@ -23,7 +23,7 @@ NUMERICS = Numerics(version=1, torch="2.1.0")
 
 
 @contextmanager
-def open_admission(running):
+def open_admission(running, **settings):
     """Yields a way to make invites, and the lines for the hub's owner."""
     loop, printed = asyncio.new_event_loop(), []
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -36,14 +36,16 @@ def open_admission(running):
         client = await connect(
             running.url, running.fingerprint, running.broker.hub_credentials, inbox="_INBOX.hub", on_down=lambda _: None
         )
-        options = HubOptions(run="r", public_url=running.url, peers=1)
-        admission = Admission(running.broker, options, numerics=NUMERICS, print_line=printed.append)
+        options = HubOptions(run="r", public_url=running.url, peers=1, **settings)
+        admission = Admission(
+            running.broker, options, numerics=NUMERICS, print_line=printed.append, who_reads="all can read it"
+        )
         await admission.open(client)
         return client, admission
 
     client, admission = call(start())
     try:
-        yield lambda: call(admission.invite()), printed
+        yield lambda **what: call(admission.invite(**what)), printed
     finally:
         call(client.close())
         loop.call_soon_threadsafe(loop.stop)
@@ -67,6 +69,31 @@ def test_many_join_at_once_and_each_is_let_in_once(tmp_path):
         assert accept_invite(invites[0], tmp_path / "0", name="", numerics=NUMERICS) == found[0], "who we are already"
         with pytest.raises(UserError, match="this invite was used before, by p"):
             accept_invite(invites[0], tmp_path / "another", name="", numerics=NUMERICS)
+
+
+def test_names_of_the_owners_machines_are_for_their_own_invites(tmp_path):
+    """Otherwise a stranger could take the name first, and with it the segments that see the text."""
+    keep = {"keep_ends": ("home", "p0")}
+    with running_broker(tmp_path / "hub", ()) as running, open_admission(running, **keep) as (invite, _):
+        stranger, own = invite(), invite(for_name="home")
+        with pytest.raises(UserError, match=r"the name home is kept for a machine of the hub's owner"):
+            accept_invite(stranger, tmp_path / "a", name="home", numerics=NUMERICS)
+        assert accept_invite(stranger, tmp_path / "a", name="", numerics=NUMERICS).name == "p1", "p0 is kept too"
+        with pytest.raises(UserError, match="this invite is for the machine home: leave --name out"):
+            accept_invite(own, tmp_path / "b", name="other", numerics=NUMERICS)
+        assert accept_invite(own, tmp_path / "b", name="", numerics=NUMERICS).name == "home"
+
+
+def test_everybody_is_told_who_can_read_the_data_before_joining(tmp_path):
+    with running_broker(tmp_path / "hub", ()) as running, open_admission(running) as (invite, _):
+        told = []
+
+        def tell(text):
+            told.append((text, dict(running.broker.peers)))
+
+        identity = accept_invite(invite(), tmp_path / "a", name="", numerics=NUMERICS, tell=tell)
+        assert told == [("all can read it", {})], "the hub does not know this machine's key yet"
+        assert list(running.broker.peers) == [identity.name]
 
 
 def test_who_is_refused_keeps_the_invite(tmp_path):

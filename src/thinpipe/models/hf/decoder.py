@@ -135,10 +135,14 @@ class HuggingFaceSegment(nn.Module):
         """State for the next segment; from the last segment logits or, with `targets_BT`, the cross-entropy of every
         token in one row, without all logits at once.
 
+        `ids_BT`: only their shape matters after the first segment, where a pipeline has no token ids
+        (`segments_need_ids`). A model whose later blocks read them so differs from the whole one, which the probe sees.
         `position_ids_BT`: positions that begin again at 0 with each of several texts packed into one row.
         """
         if self._hollow is None:
             raise ValueError("the segment has no memory yet: call materialise first")
+        if not self.is_first:
+            ids_BT = torch.zeros_like(ids_BT)
         device, mode = ids_BT.device.type, self.execution.checkpoint_activations
         with torch.autocast(device, torch.bfloat16, enabled=self.autocast_bf16, cache_enabled=mode == "none"):
             if mode == "segment" and torch.is_grad_enabled():

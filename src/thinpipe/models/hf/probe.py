@@ -58,7 +58,8 @@ def probe(stored: Mapping[str, Any]) -> ProbeResult:
             except UnsupportedModelError as error:
                 detail, works = str(error), False
             except Exception as error:  # code of a model that transformers, or a newer one, has: any exception
-                detail, works = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}", False
+                first_line = str(error).strip().partition("\n")[0]
+                detail, works = f"{type(error).__name__}: {first_line}".removesuffix(": "), False
             checks.append(Check(name=name, works=works, detail=detail, is_required=is_required))
             if is_required and not works:
                 break

@@ -52,6 +52,9 @@ class StepSpec:
     """Payload bytes of one micro-batch's forward message at a boundary."""
     backward_nbytes: int
     """Payload bytes of one micro-batch's backward message at a boundary."""
+    labels_nbytes: int = 0
+    """Payload bytes of one micro-batch's labels, from the process with the first stage to that with the last; 0: none
+    are sent, because token ids are a part of the forward messages."""
     hosts: list[int] | None = None
     """Host index of each process. None: every process has its own host."""
     cores: dict[int, float] | None = None
@@ -172,8 +175,19 @@ class _Step:
     def begin(self, process: int, start: float) -> None:
         action = self.step_spec.actions[process][self.next[process]]
         self.next[process] += 1
+        if action.kind is PassKind.FORWARD and action.stage == 0:
+            self.send_labels(process, action.microbatch)
         seconds = self.step_spec.stage_times[action.stage].seconds(action.kind, first=action.stage == 0)
         self.processors[process].compute(start, seconds, self.end, process, action, start)
+
+    def send_labels(self, process: int, microbatch: int) -> None:
+        """Labels leave before the state of their micro-batch, on its way or a shorter one: nobody waits for them."""
+        last = self.home[self.last_stage]
+        if self.step_spec.labels_nbytes and last != process:
+            purpose = Action(self.last_stage, PassKind.FORWARD, microbatch)
+            self.send(
+                process, purpose, self.network.route(process, last, self.step_spec.labels_nbytes), lambda _at: None
+            )
 
     def end(self, process: int, action: Action, start: float) -> None:
         stage, kind, microbatch = action

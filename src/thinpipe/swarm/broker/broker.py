@@ -206,13 +206,15 @@ class Broker:
             self._owes_revocations = True
             self._push_revocations()
 
-    def add_invite(self, *, url: str, run: str, seconds: float) -> Invite:
-        """A new invite to the run of this name at this URL, which ends after this many seconds."""
+    def add_invite(self, *, url: str, run: str, seconds: float, for_name: str = "") -> Invite:
+        """A new invite to the run of this name at this URL, which ends after this many seconds. `for_name`: name that
+        the newcomer gets."""
         pair, identity, authority = KeyPair.new(), f"i{secrets.token_hex(6)}", self.authority
         with self._change_lock:
             now = self.clock()
             expires = int(now + seconds)
-            self._register.add_invite(identity, IssuedInvite(public_key=pair.public_key, expires_s=expires), now)
+            issued = IssuedInvite(public_key=pair.public_key, expires_s=expires, for_name=for_name)
+            self._register.add_invite(identity, issued, now)
         return Invite(
             url=url,
             run=run,

@@ -24,6 +24,8 @@ class IssuedInvite(msgspec.Struct, frozen=True, kw_only=True):
     public_key: Word
     expires_s: Clock
     """When it ends, in seconds since 1970."""
+    for_name: Name = ""
+    """Name that the newcomer gets, kept for a machine of the hub's owner; empty: any other name."""
     used_by: Name = ""
     """Member that it was exchanged for; empty while nobody has used it."""
 

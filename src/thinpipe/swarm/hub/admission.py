@@ -32,9 +32,17 @@ class Admission:
     hub's owner."""
 
     def __init__(
-        self, broker: Broker, options: HubOptions, *, numerics: Numerics, print_line: Callable[[str], None]
+        self,
+        broker: Broker,
+        options: HubOptions,
+        *,
+        numerics: Numerics,
+        print_line: Callable[[str], None],
+        who_reads: str = "",
     ) -> None:
+        """`who_reads`: who can read the data, in one sentence, announced to everybody before joining."""
         self._broker, self._options, self._numerics, self._print = broker, options, numerics, print_line
+        self._who_reads = who_reads
 
     async def open(self, client: Client) -> None:
         """Starts to serve join requests on the hub's connection."""
@@ -42,11 +50,15 @@ class Admission:
         await client.subscribe("join.*", cb=self._on_message)
         await client.flush(timeout=10)
 
-    async def invite(self) -> Invite:
-        """Creates a new invite, for one newcomer."""
+    async def invite(self, *, for_name: str = "") -> Invite:
+        """Creates a new invite, for one newcomer. `for_name`: one of the names that are kept for the hub's owner."""
         options = self._options
         return await asyncio.to_thread(
-            self._broker.add_invite, url=options.public_url, run=options.run, seconds=options.invite_seconds
+            self._broker.add_invite,
+            url=options.public_url,
+            run=options.run,
+            seconds=options.invite_seconds,
+            for_name=for_name,
         )
 
     async def revoke(self, identity: str) -> str:
@@ -87,7 +99,12 @@ class Admission:
             try:
                 decode_foreign(message.data, InviteCheck)
                 now = self._broker.clock()
-                reply = InviteState(refusal=self._why_over(invite), expires_s=invite.expires_s, time_s=now)
+                reply = InviteState(
+                    refusal=self._why_over(invite),
+                    expires_s=invite.expires_s,
+                    time_s=now,
+                    who_reads=self._who_reads,
+                )
             except ProtocolError:
                 with suppress(ProtocolError):
                     await self._client.publish(message.reply, await probe_service(identity, message.data))
@@ -100,8 +117,10 @@ class Admission:
         key, authority = request.public_key, self._broker.authority
         name = self._broker.name_of(key)
         if name is None:
-            name = request.name or self._free_name()
-            refusal = self._why_over(invite) or self._refusal(request, name) or await self._admit(identity, name, key)
+            name = invite.for_name or request.name or self._free_name()
+            refusal = (
+                self._why_over(invite) or self._refusal(invite, request, name) or await self._admit(identity, name, key)
+            )
             if refusal:
                 return JoinAnswer(refusal=refusal, time_s=self._broker.clock())
         return JoinAnswer(
@@ -134,7 +153,7 @@ class Admission:
             return f"this invite could be used until {end}, and the hub's clock says {clock}: ask for a new one"
         return ""
 
-    def _refusal(self, request: JoinRequest, name: str) -> str:
+    def _refusal(self, invite: IssuedInvite, request: JoinRequest, name: str) -> str:
         if mismatch := self.numerics_mismatch(request.numerics):
             return mismatch
         if not is_public_key(request.public_key) or not self._broker.may_join(request.public_key):
@@ -145,9 +164,14 @@ class Admission:
             check_name(name)
         except UserError as error:
             return str(error)
+        if request.name not in ("", name):
+            return f"this invite is for the machine {name}: leave --name out"
+        if name in self._options.keep_ends and not invite.for_name:
+            return f"the name {name} is kept for a machine of the hub's owner (hub.keep_ends): choose another --name"
         taken = name in self._broker.peers or name in self._broker.invites
         return f"there is already a peer named {name}: choose another --name" if taken else ""
 
     def _free_name(self) -> str:
         peers, invites = self._broker.peers, self._broker.invites
-        return next(name for n in range(1 << 30) if (name := f"p{n}") not in peers and name not in invites)
+        known = {*peers, *invites, *self._options.keep_ends}
+        return next(name for n in range(1 << 30) if (name := f"p{n}") not in known)

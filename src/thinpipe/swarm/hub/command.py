@@ -31,12 +31,17 @@ def run(config: HubConfig) -> int:
     async def print_invites(hub: Hub) -> None:
         console.print(f"hub of run {hub.settings.run} at {hub.settings.public_url}")
         missing = config.hub.peers - len(hub.broker.peers) if config.hub.invites is None else config.hub.invites
-        for _ in range(missing):
+        own = [name for name in config.hub.keep_ends if name not in hub.broker.peers]
+        for name in own:
+            invite = await hub.admission.invite(for_name=name)
+            console.print(f"\nuse this invite on your own machine {name}, and send it to nobody:\n{invite.line()}")
+        for _ in range(missing - len(own)):
             invite = await hub.admission.invite()
             console.print(
                 f"\nsend this invite to one person, and keep it secret like a password; it can be "
                 f"used until {utc_text(invite.expires)}:\n{invite.line()}"
             )
+        console.print(f"\n{hub.run_host.who_reads}")
         console.print(f"\nanother invite: thinpipe invite {config.job.dump_folder}")
 
     return host(config, console, print_invites)
@@ -60,6 +65,7 @@ def host(config: HubConfig, console: Console, begin: Begin) -> int:
                 display,
                 use_all_peers=hub_settings.use_all_peers,
                 audit_share=hub_settings.audit_share,
+                keep_ends=hub_settings.keep_ends,
             )
         ) as run_host,
     ):
@@ -68,6 +74,7 @@ def host(config: HubConfig, console: Console, begin: Begin) -> int:
             public_url=f"tls://{_in_url(hub_settings.address or own_address())}:{broker.port}",
             peers=hub_settings.peers,
             hub_bps=hub_settings.bps,
+            keep_ends=hub_settings.keep_ends,
             exact=hub_settings.exact,
             invite_seconds=86400 * hub_settings.invite_days,
             patience_seconds=hub_settings.patience_seconds,

@@ -117,6 +117,11 @@ class Generations:
         current = self.membership.current
         return current is not None and peer in current.names and generation in (None, current.number)
 
+    def has_first_segment(self, peer: str) -> bool:
+        """True if the peer has the first segment in the running generation."""
+        current = self.membership.current
+        return current is not None and peer == current.names[0]
+
     # Requests and heartbeats of peers
 
     async def serve_store(self, peer: str, data: bytes) -> bytes | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from thinpipe.swarm.hub.liveness import HEARTBEAT_TIMEOUT_SECONDS, REQUEST_TIMEOUT_SECONDS
 from thinpipe.swarm.hub.services.budgets import BUDGETS, Budget
+from thinpipe.swarm.protocol.names import check_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,8 @@ class HubOptions:
     hub_bps: tuple[float, float] | None = None
     """Uplink and downlink rates of the hub in bits per second; None: the sum of the rates that all peers measure
     at the same time."""
+    keep_ends: tuple[str, ...] = ()
+    """Names that are kept for machines of the hub's owner; see `HubSettings.keep_ends`."""
     exact: bool = False
     """True: a segment is computed by devices of the class that computed it first, or by none."""
     patience_seconds: float = 60.0
@@ -43,3 +46,7 @@ class HubOptions:
     another request, is declared lost."""
     budgets: Mapping[str, Budget] = field(default_factory=lambda: BUDGETS)
     """What one peer may ask of each service."""
+
+    def __post_init__(self) -> None:
+        for name in self.keep_ends:
+            check_name(name)

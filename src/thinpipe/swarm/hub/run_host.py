@@ -60,6 +60,9 @@ class RunHost(Protocol):
     measure: Measure
     """The `Measure` message for peers without a report."""
 
+    who_reads: str
+    """Who can read the data, in one sentence."""
+
     def make_partition(self, machines: Sequence[Machine], hub_up_bps: float, hub_down_bps: float) -> Partition:
         """Partitions the model over machines; rates in bits per second. Raises UserError, which says how much memory is
         missing, when the model does not fit."""

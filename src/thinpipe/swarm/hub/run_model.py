@@ -17,7 +17,7 @@ from thinpipe.pipeline.boundary_methods import boundary_method
 from thinpipe.planning.messages import message_sizes
 from thinpipe.planning.partition import SegmentNeeds, Traffic
 from thinpipe.planning.segment_costs import needs_by_kernel, segment_costs, shared_nbytes
-from thinpipe.planning.stored_model import StoredModel, needs_of_stored_model, state_of_stored_model
+from thinpipe.planning.stored_model import PlannedModel, StoredModel
 from thinpipe.subspace import DenseSpace, Subspace
 from thinpipe.training.model_choice import choose_model
 
@@ -65,36 +65,28 @@ def open_base(config: RunConfig, vocab_size: int, newest: Checkpoint | None) -> 
     return base
 
 
-def describe_model(newest: Checkpoint, config: RunConfig, base: "ServedBase | None") -> RunModel:
-    """The model of the newest checkpoint."""
+def describe_model(newest: Checkpoint, config: RunConfig, base: "ServedBase | None", *, chats: bool) -> RunModel:
+    """The model of the newest checkpoint. `chats`: token ids have flags."""
     model = pipeline_config_of(newest)
     built = build_model(model)
     boundary = replace(config, boundary=replace(config.boundary, store=None))
-    method = boundary_method(model, boundary) if model.boundaries else None
+    method = boundary_method(model, boundary, chats=chats) if model.boundaries else None
     files = [[layer_file(layer) for layer in layers] for layers in layers_by_segment(built, method)]
-    traffic = message_sizes(model, config).traffic(config)
     if isinstance(model, ModelConfig):
-        return RunModel(
-            config=model,
-            built=built,
-            heads=attention_heads(model),
-            needs=needs_by_kernel(model, config),
-            state_nbytes=[cost.state_nbytes for cost in segment_costs(model, config)],
-            shared_nbytes=shared_nbytes(model, config),
-            traffic=traffic,
-            files_of_segments=files,
-        )
-    assert base is not None
-    shapes = ((tensor.name, tuple(tensor.shape)) for tensor in base.statement.tensors)
-    stored = StoredModel.of(shapes, base.source, model.vocab_size)
+        planned: PlannedModel = model
+        heads = attention_heads(model)
+    else:
+        assert base is not None
+        shapes = ((tensor.name, tuple(tensor.shape)) for tensor in base.statement.tensors)
+        planned, heads = StoredModel.of_run(model, shapes), _heads_of_huggingface(model)
     return RunModel(
         config=model,
         built=built,
-        heads=_heads_of_huggingface(model),
-        needs=needs_of_stored_model(config, stored),
-        state_nbytes=state_of_stored_model(config, stored),
-        shared_nbytes=0,
-        traffic=traffic,
+        heads=heads,
+        needs=needs_by_kernel(planned, config),
+        state_nbytes=[cost.state_nbytes for cost in segment_costs(planned, config)],
+        shared_nbytes=shared_nbytes(planned, config),
+        traffic=message_sizes(planned, config, chats=chats).traffic(config),
         files_of_segments=files,
     )
 

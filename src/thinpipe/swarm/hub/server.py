@@ -24,7 +24,7 @@ from thinpipe.swarm.hub.generations import CHECK_INTERVAL_SECONDS, Generations
 from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.run_host import RunHost
 from thinpipe.swarm.hub.services.files import FileReadService, FileWriteService
-from thinpipe.swarm.hub.services.serve import Service, Services
+from thinpipe.swarm.hub.services.serve import NotAllowedError, Service, Services
 from thinpipe.swarm.hub.state_files import GenerationFile, LinkFile
 from thinpipe.swarm.hub.suspects import Ruling
 from thinpipe.swarm.protocol.file_messages import READ_SERVICE, WRITE_SERVICE
@@ -82,7 +82,9 @@ class Hub:
             run_host, settings, state_files, self._link.publish, self._print, lambda: broker.peers
         )
         self.membership = self.generations.membership
-        self.admission = Admission(broker, settings, numerics=run_host.numerics, print_line=self._print)
+        self.admission = Admission(
+            broker, settings, numerics=run_host.numerics, print_line=self._print, who_reads=run_host.who_reads
+        )
         self._stop_reason, self._failed = "", False
         self._file_writes = FileWriteService(run_host.accept, run_host.on_file_saved, run_host.on_save_failed)
         self.services = self._make_services()
@@ -250,12 +252,14 @@ class Hub:
         return _encode(LeaveReply())
 
     async def _tokens(self, peer: str, data: bytes) -> bytes | None:
-        """Token ids of a batch; empty if the peer's generation is over."""
+        """Token ids of a batch, for the peer with the first segment alone; empty if the peer's generation is over."""
         request = decode_foreign(data, TokensRequest)
         if peer not in self.broker.peers:
             return None
         if not self.generations.is_active(peer):
             return b""  # the peer's generation is over
+        if not self.generations.has_first_segment(peer):
+            raise NotAllowedError("batches are for the peer with the first segment alone")
         try:
             return await asyncio.to_thread(self.run_host.tokens, request.split, request.index)
         except IndexError:
@@ -369,6 +373,7 @@ class Hub:
             hub_bps=membership.hub_bps,
             progress=dict(self.run_host.progress),
             commit_summary=self.run_host.commit_summary,
+            who_reads=self.run_host.who_reads,
             exactness=self.run_host.exactness.in_words(),
             audit=self.run_host.audit_summary,
             alarms=self.run_host.alarms,

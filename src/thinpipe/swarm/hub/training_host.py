@@ -4,6 +4,7 @@ steps."""
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from thinpipe.swarm.hub.commits.store import CommitStore
 from thinpipe.swarm.hub.commits.watchdog import CommitWatchdog
 from thinpipe.swarm.hub.delayed_events import DelayedEvents
 from thinpipe.swarm.hub.first_checkpoint import make_first_checkpoint
+from thinpipe.swarm.hub.kept_ends import partition_with_kept_ends
 from thinpipe.swarm.hub.loss_audit import open_audit
 from thinpipe.swarm.hub.membership import Generation
 from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart
@@ -43,6 +45,7 @@ from thinpipe.swarm.hub.run_model import describe_model, open_base
 from thinpipe.swarm.hub.run_settings import refuse_large_batches, reject_unused_settings, settings_for_peers
 from thinpipe.swarm.hub.services.files import FileRange
 from thinpipe.swarm.hub.step_record import make_step_layout
+from thinpipe.swarm.hub.who_reads import who_reads
 from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Measure
 from thinpipe.training.console import Display
 from thinpipe.training.data_loading import LocalTokens, token_dtype, tokenizer_sha256
@@ -55,9 +58,15 @@ class TrainingHost(CommitStore):
     """Implements `hub.run_host.RunHost`. `display` shows the events reported by the first peer."""
 
     def __init__(
-        self, config: RunConfig, display: Display, *, use_all_peers: bool = False, audit_share: float = 0.0
+        self,
+        config: RunConfig,
+        display: Display,
+        *,
+        use_all_peers: bool = False,
+        audit_share: float = 0.0,
+        keep_ends: Sequence[str] = (),
     ) -> None:
-        self.use_all_peers = use_all_peers
+        self.use_all_peers, self.keep_ends = use_all_peers, keep_ends
         reject_unused_settings(config)
         self.display, self.numerics = display, numerics()
         self.source = LocalTokens(config)
@@ -72,7 +81,7 @@ class TrainingHost(CommitStore):
             config = replace(config, model=replace(config.model, hf=self.base.source))
         newest = newest or make_first_checkpoint(config, info, folder, self.base)
         super().__init__(config, folder, newest, log, notices)
-        self.run_model = describe_model(self.newest, config, self.base)
+        self.run_model = describe_model(self.newest, config, self.base, chats=info.chats)
         self.model = self.run_model.config
         self.measure = Measure(
             concurrent=False,
@@ -80,6 +89,7 @@ class TrainingHost(CommitStore):
             dim=self.model.dim,
             heads=self.run_model.heads,
         )
+        self.who_reads = who_reads(self.model, config.boundary, chats=info.chats, keep_ends=keep_ends)
         self.exactness = exactness_of(events_path(config.job.dump_folder))
         self._delayed_events = DelayedEvents(events_path(config.job.dump_folder), self._report_log_problem)
         self.tokenizer = _tokenizer_files(self.source.tokenizer_folder)
@@ -101,16 +111,17 @@ class TrainingHost(CommitStore):
         return notices
 
     def make_partition(self, machines: Sequence[Machine], hub_up_bps: float, hub_down_bps: float) -> Partition:
-        return make_partition(
+        partition = partial(
+            make_partition,
             self.run_model.needs,
-            machines,
-            self.run_model.traffic,
+            traffic=self.run_model.traffic,
             hub_up_bps=hub_up_bps,
             hub_down_bps=hub_down_bps,
             shared_nbytes=self.run_model.shared_nbytes,
             max_machines=self._max_peers,
             use_all_peers=self.use_all_peers,
         )
+        return partition_with_kept_ends(machines, self.keep_ends, len(self.run_model.needs), partition)
 
     @property
     def _max_peers(self) -> int | None:

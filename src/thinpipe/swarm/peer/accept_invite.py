@@ -7,20 +7,23 @@ again with the same key, and the hub gives the same answer.
 import asyncio
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 from nats.errors import Error as NatsError
 
+from thinpipe.config.hub import JoinConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.foreign import decode_foreign
-from thinpipe.core.numerics import Numerics
+from thinpipe.core.numerics import Numerics, numerics
 from thinpipe.core.units import utc_text
 from thinpipe.swarm.peer.clock import wrong_clock_text
 from thinpipe.swarm.peer.identity import Identity, joining_key, load_identity, save_identity
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.keys import KeyPair
-from thinpipe.swarm.protocol.messages import JoinAnswer, JoinRequest
+from thinpipe.swarm.protocol.messages import InviteCheck, InviteState, JoinAnswer, JoinRequest
 from thinpipe.transport.nats.client import RefusedKeyError, UnreachableError, connect
 from thinpipe.transport.nats.direct_client import DirectClient
 
@@ -31,9 +34,31 @@ _REACH_SECONDS = 15.0
 """How long to retry while the broker is unreachable."""
 
 
-def accept_invite(invite: Invite, folder: Path, *, name: str, numerics: Numerics) -> Identity:
+def load_or_join(config: JoinConfig, tell: Callable[[str], None]) -> tuple[Identity, Path]:
+    """Identity and folder of the peer, from a folder joined before or by accepting an invite. `tell` is called with who
+    can read the data, before anything is sent but the invite's own key."""
+    given = Path(config.invite)
+    if config.invite and not Invite.is_invite(config.invite) and given.is_dir():
+        identity = load_identity(given)
+        if identity is None:
+            raise UserError(f"{given} is not the folder of an earlier `thinpipe join`: pass the invite instead")
+        return (replace(identity, url=config.address_in(identity.url)), given)
+    invite = Invite.read(config.invite)
+    invite = msgspec.structs.replace(invite, url=config.address_in(invite.url))
+    folder = config.folder or Path("joined") / invite.id
+    return accept_invite(invite, folder, name=config.name, numerics=numerics(), tell=tell), folder
+
+
+def accept_invite(
+    invite: Invite,
+    folder: Path,
+    *,
+    name: str,
+    numerics: Numerics,
+    tell: Callable[[str], None] = lambda _text: None,
+) -> Identity:
     """Joins with the invite and stores the identity. With the same invite again: returns the stored identity. Raises
-    UserError if the folder belongs to another invite, or if the hub refuses."""
+    UserError if the folder belongs to another invite, or if the hub refuses. `tell`: as `load_or_join`."""
     known = load_identity(folder)
     if known is not None:
         if (known.invite, known.fingerprint) == (invite.id, invite.fingerprint):
@@ -45,7 +70,7 @@ def accept_invite(invite: Invite, folder: Path, *, name: str, numerics: Numerics
     pair, began = joining_key(folder), time.monotonic()
     while True:
         try:
-            identity = asyncio.run(_join(invite, pair, name, numerics))
+            identity = asyncio.run(_join(invite, pair, name, numerics, tell))
         except UnreachableError as error:
             if time.monotonic() - began > _REACH_SECONDS:
                 raise
@@ -71,11 +96,17 @@ async def connect_as_invited(invite: Invite) -> DirectClient:
         ) from error
 
 
-async def _join(invite: Invite, pair: KeyPair, name: str, numerics: Numerics) -> Identity:
+async def _join(invite: Invite, pair: KeyPair, name: str, numerics: Numerics, tell: Callable[[str], None]) -> Identity:
     """Asks to join and returns who we are then."""
     client = await connect_as_invited(invite)
+    request = JoinRequest(public_key=pair.public_key, name=name, numerics=numerics)
     try:
-        answer = await _ask(client, invite, JoinRequest(public_key=pair.public_key, name=name, numerics=numerics))
+        tell(decode_foreign(await _ask(client, invite, InviteCheck()), InviteState).who_reads)
+        answer = decode_foreign(await _ask(client, invite, request), JoinAnswer)
+    except (NatsError, OSError) as error:
+        raise UnreachableError(
+            f"the hub at {invite.url} did not answer ({error!r}): check that it runs, and try again"
+        ) from error
     finally:
         await client.close()
     wrong_clock = wrong_clock_text(answer.time_s)
@@ -95,12 +126,6 @@ async def _join(invite: Invite, pair: KeyPair, name: str, numerics: Numerics) ->
     )
 
 
-async def _ask(client: DirectClient, invite: Invite, request: JoinRequest) -> JoinAnswer:
-    try:
-        data = msgspec.msgpack.encode(request)
-        answer = await client.request(f"join.{invite.id}", data, timeout=_ANSWER_SECONDS)
-        return decode_foreign(answer.data, JoinAnswer)
-    except (NatsError, OSError) as error:
-        raise UnreachableError(
-            f"the hub at {invite.url} did not answer ({error!r}): check that it runs, and try again"
-        ) from error
+async def _ask(client: DirectClient, invite: Invite, request: JoinRequest | InviteCheck) -> bytes:
+    data = msgspec.msgpack.encode(request)
+    return (await client.request(f"join.{invite.id}", data, timeout=_ANSWER_SECONDS)).data

@@ -28,17 +28,17 @@ from thinpipe.core.numerics import numerics
 from thinpipe.core.program_output import log_to_file, plain_console
 from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
 from thinpipe.device.device_class import deterministic_algorithms
-from thinpipe.swarm.peer.accept_invite import accept_invite
+from thinpipe.swarm.peer.accept_invite import load_or_join
 from thinpipe.swarm.peer.bandwidth_probe import measure_latency, measure_rates
 from thinpipe.swarm.peer.base_transfer import BaseTransfer, bring_own_base
+from thinpipe.swarm.peer.disclosure import Disclosure
 from thinpipe.swarm.peer.file_transfer import push
 from thinpipe.swarm.peer.hub_settings import base_folder, settings_from_hub
-from thinpipe.swarm.peer.identity import Identity, load_identity
+from thinpipe.swarm.peer.identity import Identity
 from thinpipe.swarm.peer.machine_probe import measure_machine
 from thinpipe.swarm.peer.remote_run import RemoteRun
 from thinpipe.swarm.peer.renewal import Renewal, connect_as_peer
 from thinpipe.swarm.peer.standby import LINK_SHARE, StandbyMirror
-from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.machine_report import MachineReport
 from thinpipe.swarm.protocol.messages import (
     EXIT_TEMPFAIL,
@@ -86,11 +86,12 @@ def run(config: JoinConfig) -> int:
     peer."""
     if config.base is not None and not config.base.is_dir():
         raise UserError(f"--base {config.base} is no folder: name one with the model's safetensors files")
-    identity, folder = _load_or_create_identity(config)
     console = plain_console()
+    disclosure = Disclosure(console.print)
+    identity, folder = load_or_join(config, disclosure.tell)
     with run_lock(folder, _IN_USE_BY, private=True), log_to_file(folder / "peer.log"):
         console.print(f"joined run {identity.run} as {identity.name}; Ctrl+C leaves the run")
-        return _run_until_done(PeerProcess(identity, folder, config, console))
+        return _run_until_done(PeerProcess(identity, folder, config, console, disclosure))
 
 
 def _run_until_done(program: "PeerProcess") -> int:
@@ -116,25 +117,19 @@ def _run_until_done(program: "PeerProcess") -> int:
             program.last_answer = time.monotonic()
 
 
-def _load_or_create_identity(config: JoinConfig) -> tuple[Identity, Path]:
-    """Identity and folder of the peer, from a folder joined before or by accepting an invite."""
-    given = Path(config.invite)
-    if config.invite and not Invite.is_invite(config.invite) and given.is_dir():
-        identity = load_identity(given)
-        if identity is None:
-            raise UserError(f"{given} is not the folder of an earlier `thinpipe join`: pass the invite instead")
-        return (replace(identity, url=config.address_in(identity.url)), given)
-    invite = Invite.read(config.invite)
-    invite = msgspec.structs.replace(invite, url=config.address_in(invite.url))
-    folder = config.folder or Path("joined") / invite.id
-    return accept_invite(invite, folder, name=config.name, numerics=numerics()), folder
-
-
 class PeerProcess:
     """One incarnation of a peer. `run` may be called again after a ConnectionError, a TimeoutError or a
     DiskFullError."""
 
-    def __init__(self, identity: Identity, folder: Path, config: JoinConfig, console: Console) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        folder: Path,
+        config: JoinConfig,
+        console: Console,
+        disclosure: Disclosure | None = None,
+    ) -> None:
+        self._disclosure = disclosure or Disclosure(console.print)
         self.identity, self.folder, self.config, self.console = identity, folder, config, console
         self.incarnation, self.generation, self.error, self.stop_reason = secrets.token_hex(8), 0, "", ""
         """`incarnation`: id of this process. `generation`: generation taken part in last. `error`, `stop_reason`: how
@@ -164,6 +159,7 @@ class PeerProcess:
         renewal = Renewal(connection, self.folder, self._on_renewed)
         renewal.start()
         try:
+            self._disclosure.ask(connection)
             return self._serve(connection)
         except KeyboardInterrupt:
             self._leave(connection)

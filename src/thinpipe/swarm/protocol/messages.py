@@ -95,6 +95,8 @@ class InviteState(Message, frozen=True, kw_only=True):
     """When the invite ends, in seconds since 1970."""
     time_s: Clock
     """Hub's clock, in seconds since 1970."""
+    who_reads: LongText = ""
+    """Who can read the data of the run, in one sentence."""
 
 
 class RenewReply(Message, frozen=True, kw_only=True):

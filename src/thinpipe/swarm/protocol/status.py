@@ -54,6 +54,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     come."""
     suspended: Annotated[dict[Name, LongText], msgspec.Meta(max_length=_MAX_PEERS)] = {}
     """Peers that compute nothing for a while, each with how long and why, in words."""
+    who_reads: LongText = ""
+    """Who can read the data, in one sentence."""
     exactness: LongText = ""
     """Whether the run is still bit for bit that of an undisturbed one, in words; empty before the first generation."""
     audit: LongText = ""
@@ -90,6 +92,8 @@ def render(status: Status) -> "RenderableType":
         )
     if status.commit_summary:
         lines.append(status.commit_summary)
+    if status.who_reads:
+        lines.append(status.who_reads)
     if status.exactness:
         lines.append(f"numbers: {status.exactness}")
     if status.audit:

@@ -28,7 +28,7 @@ from thinpipe.transport.nats.activity import HUB, ActivityTracker
 from thinpipe.transport.nats.client import Credentials, as_connection_error, connect
 from thinpipe.transport.nats.direct_client import DirectClient
 from thinpipe.transport.nats.direct_client import Receiver as DirectReceiver
-from thinpipe.transport.nats.service_error import FAILED, INVALID, HubFailedError, error_code
+from thinpipe.transport.nats.service_error import FAILED, FORBIDDEN, INVALID, HubFailedError, error_code
 
 HEARTBEAT_SECONDS = 0.5
 """Seconds between heartbeats; far below the hub's default timeout, so that short pauses of a process are tolerated."""
@@ -208,6 +208,8 @@ class HubConnection:
                     f"the hub failed while it handled a request of this machine ({service}): its owner finds the cause "
                     "in hub/hub.log. Nothing is wrong here"
                 )
+            if code == FORBIDDEN:
+                raise ConnectionError(f"the hub has refused a request of this machine to {service}: it is for another")
             if code == INVALID:
                 raise ProtocolError(
                     f"the hub cannot read a request of this machine to {service}: install the hub's version of thinpipe"

@@ -1,9 +1,9 @@
 """How the hub says in a reply that it has not handled a request: headers, as NATS's own services use them, so that the
 client of every service can read them whatever its replies look like."""
 
-FAILED, SLOW_DOWN, INVALID = 500, 429, 400
+FAILED, SLOW_DOWN, FORBIDDEN, INVALID = 500, 429, 403, 400
 """Codes, with the meanings that they have in HTTP. `FAILED`: a fault of the hub. `SLOW_DOWN`: the peer asks for more
-than its budget; ask again later. `INVALID`: the hub cannot read the request."""
+than its budget; ask again later. `FORBIDDEN`: it is not for this peer. `INVALID`: the hub cannot read the request."""
 _CODE, _TEXT = "Nats-Service-Error-Code", "Nats-Service-Error"
 
 

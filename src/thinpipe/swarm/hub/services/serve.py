@@ -24,14 +24,18 @@ from thinpipe.swarm.hub.services.fair_queue import FairQueue, Request
 from thinpipe.swarm.hub.services.floods import PROBATION_LIMIT, Floods
 from thinpipe.swarm.protocol.names import HUB
 from thinpipe.transport.nats.direct_client import DirectClient
-from thinpipe.transport.nats.service_error import FAILED, INVALID, SLOW_DOWN, error_headers
+from thinpipe.transport.nats.service_error import FAILED, FORBIDDEN, INVALID, SLOW_DOWN, error_headers
 
 _LOG = logging.getLogger(__name__)
 Service = Callable[[str, bytes], Awaitable[bytes | None]]
 """Handler of requests: (peer, data) to the reply, or None for no reply. Raises ProtocolError for a malformed
-request."""
+request, NotAllowedError for one that is not for this peer."""
 _STARTED_PER_TURN = 32
 """Requests started before the event loop reads again, so that urgent ones that arrive meanwhile come next."""
+
+
+class NotAllowedError(Exception):
+    """A peer has asked for what is not for it."""
 
 
 class Services:
@@ -195,6 +199,10 @@ class Services:
         except ProtocolError as error:
             _LOG.info("%s: request of %s dropped: %s", request.service, request.peer, error)
             await self._send(request, b"", error_headers(INVALID, f"{request.service}: {error}"))
+        except NotAllowedError as error:
+            subject = f"hub.{request.peer}.{request.service}"
+            _LOG.warning("%s: a request of %s was refused: %s", subject, request.peer, error)
+            await self._send(request, b"", error_headers(FORBIDDEN, f"{request.service}: {error}"))
         except Exception as error:
             self._on_failure(request, error)
             text = f"the hub failed while it handled a request to {request.service}"
