@@ -223,7 +223,7 @@ def test_joins_invites_and_kicks_reload_nothing(tmp_path):
 def test_a_member_that_works_gets_new_jwts_and_its_connection_goes_on(run_config, tmp_path):
     with running_hub(run_config, ("p0",)) as running, running.connection("p0") as connection:
         broker, renewed, enough = running.hub.broker, [], threading.Event()
-        broker.clock = lambda: time.time() + 60 * len(renewed)  # so that each has another end
+        broker.clock = lambda: time.time() + 60 * (1 + len(renewed))  # so that each has another end
         save_identity_of(connection, tmp_path)
 
         def on_renewed(jwt):
