@@ -37,7 +37,13 @@ def cell(found: dict[str, Any], kind: str) -> str:
 
 def row(found: dict[str, Any]) -> str:
     devices = "CPU and `sim`" if found["second_device"] else "CPU"
-    cells = [" ".join(found["what"].split()), str(found["seed"]), devices, str(found["steps"]), *(cell(found, kind) for kind in KINDS)]
+    cells = [
+        " ".join(found["what"].split()),
+        str(found["seed"]),
+        devices,
+        str(found["steps"]),
+        *(cell(found, kind) for kind in KINDS),
+    ]
     return f"| {' | '.join(cells)} |"
 
 
