@@ -4,10 +4,10 @@ Unlike a family of ours (`config/families`) it describes no layers: transformers
 neither torch nor transformers; `models/hf/decoder.py` makes one from a folder.
 """
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from thinpipe.config.segments import refuse_wrong_boundaries, segments_between
 from thinpipe.core.errors import UserError
 
 HUGGINGFACE = "huggingface"
@@ -65,17 +65,12 @@ class HuggingFaceModelConfig:
     unties: bool = False
     """Whether such a head becomes a copy, trained separately, in one segment too; in several it always does."""
     base_sha256: str = ""
-    """In a checkpoint: hash of the base (`models/hf/base_files.py`)."""
+    """In a checkpoint: hash of the base (`models/hf/base_statement.py`)."""
     boundaries: tuple[int, ...] = ()
     """Block indices at which the model is cut: (2, 4) makes the segments blocks 0-1, 2-3 and 4 to the end."""
 
     def __post_init__(self) -> None:
-        edges = (0, *self.boundaries, self.n_layers)
-        if any(left >= right for left, right in itertools.pairwise(edges)):
-            raise UserError(
-                f"boundaries {list(self.boundaries)} must rise strictly between 1 and {self.n_layers - 1}, "
-                f"so that each of the {len(edges) - 1} segments has at least one of the {self.n_layers} blocks"
-            )
+        refuse_wrong_boundaries(self.boundaries, self.n_layers)
 
     @property
     def family(self) -> str:
@@ -107,5 +102,4 @@ class HuggingFaceModelConfig:
     @property
     def segments(self) -> tuple[range, ...]:
         """Block indices of each segment."""
-        edges = (0, *self.boundaries, self.n_layers)
-        return tuple(range(left, right) for left, right in itertools.pairwise(edges))
+        return segments_between(self.boundaries, self.n_layers)

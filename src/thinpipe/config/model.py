@@ -4,11 +4,11 @@ checkpoint. The configuration of a family is in `config/families`.
 Imports no torch, so that `thinpipe plan` starts quickly.
 """
 
-import itertools
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from thinpipe.config.model_family import FamilySpec
+from thinpipe.config.segments import refuse_wrong_boundaries, segments_between
 from thinpipe.core.errors import UserError
 
 
@@ -92,12 +92,7 @@ class ModelConfig:
             raise UserError(f"dim {self.dim} is not a multiple of n_heads {self.n_heads}")
         if self.spec.rotary is not None and self.head_dim % 2:
             raise UserError(f"rotary positions need an even head width, not dim / n_heads = {self.head_dim}")
-        edges = (0, *self.boundaries, self.n_layers)
-        if any(left >= right for left, right in itertools.pairwise(edges)):
-            raise UserError(
-                f"boundaries {list(self.boundaries)} must rise strictly between 1 and {self.n_layers - 1}, "
-                f"so that each of the {len(edges) - 1} segments has at least one of the {self.n_layers} blocks"
-            )
+        refuse_wrong_boundaries(self.boundaries, self.n_layers)
         if self.tied and self.boundaries:
             raise UserError("a tied model cannot be cut: set tied = false, or leave boundaries empty")
         self._check_projection()
@@ -198,8 +193,7 @@ class ModelConfig:
     @property
     def segments(self) -> tuple[range, ...]:
         """Block indices of each segment."""
-        edges = (0, *self.boundaries, self.n_layers)
-        return tuple(range(left, right) for left, right in itertools.pairwise(edges))
+        return segments_between(self.boundaries, self.n_layers)
 
     @property
     def first_free_block(self) -> int:

@@ -73,7 +73,7 @@ class ModelSettings:
         """The model configuration: the preset with these overrides and the vocabulary size of the data.
 
         Raises UserError for an unknown preset, for an override that the preset's family does not have, or if the model
-        is one of Hugging Face (`models/hf/settings.py`).
+        is one of Hugging Face (`models/hf/model_of_run.py`).
         """
         if self.hf is not None:
             raise UserError("model.hf is for `thinpipe train`, and not for this command yet")

@@ -26,7 +26,7 @@ from thinpipe.doctor.machine import missing_extras
 from thinpipe.models.hf.base_tensors import PeerBase
 from thinpipe.planning.partition import SegmentNeeds
 from thinpipe.planning.segment_costs import segment_costs, segment_needs, shared_nbytes
-from thinpipe.planning.stored_model import StoredModel
+from thinpipe.planning.stored_model import PlannedModel, StoredModel
 from thinpipe.swarm.peer.hub_settings import base_folder
 from thinpipe.training.data_loading import DatasetInfo, LocalTokens
 from thinpipe.training.memory_check import device_budget, local_fit
@@ -179,12 +179,13 @@ def assigned_memory_finding(folder: Path, segments: int, device: str) -> Finding
 
 def _needs(newest: Checkpoint, config: RunConfig, folder: Path) -> tuple[list[SegmentNeeds], int]:
     """Needs of every segment, and bytes that they share. `folder`: of a peer. Raises UserError."""
-    model = pipeline_config_of(newest)
-    if isinstance(model, ModelConfig):
-        return segment_needs(segment_costs(model, config), config), shared_nbytes(model, config)
-    shapes = [(tensor.name, tuple(tensor.shape)) for tensor in PeerBase(base_folder(folder)).statement().tensors]
-    stored = StoredModel.of_run(model, shapes)
-    return segment_needs(segment_costs(stored, config), config), shared_nbytes(stored, config)
+    found = pipeline_config_of(newest)
+    if isinstance(found, ModelConfig):
+        model: PlannedModel = found
+    else:
+        tensors = PeerBase(base_folder(folder)).statement().tensors
+        model = StoredModel.of_run(found, ((tensor.name, tuple(tensor.shape)) for tensor in tensors))
+    return segment_needs(segment_costs(model, config), config), shared_nbytes(model, config)
 
 
 def port_finding(config: HubConfig) -> Finding:

@@ -4,7 +4,6 @@ config.json is here, from transformers (`models/hf/base_shapes.py`). Imports no 
 `stored_costs.py` counts memory and work from them.
 """
 
-import itertools
 import json
 import math
 import re
@@ -17,6 +16,7 @@ from typing import Any, ClassVar
 from thinpipe.config.huggingface_model import HUB_PREFIX, HuggingFaceModelConfig
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
+from thinpipe.config.segments import refuse_wrong_boundaries, segments_between
 from thinpipe.core.errors import UserError
 from thinpipe.core.safetensors_header import ITEM_BITS, tensor_places
 
@@ -49,12 +49,7 @@ class StoredModel:
     segments_need_ids: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        edges = (0, *self.boundaries, self.n_layers)
-        if any(left >= right for left, right in itertools.pairwise(edges)):
-            raise UserError(
-                f"boundaries {list(self.boundaries)} must rise strictly between 1 and {self.n_layers - 1}: the model "
-                f"has {self.n_layers} blocks"
-            )
+        refuse_wrong_boundaries(self.boundaries, self.n_layers)
 
     @classmethod
     def of_shapes(
@@ -114,7 +109,7 @@ class StoredModel:
     @property
     def segments(self) -> tuple[range, ...]:
         """Block indices of each segment."""
-        return tuple(range(*edges) for edges in itertools.pairwise((0, *self.boundaries, self.n_layers)))
+        return segments_between(self.boundaries, self.n_layers)
 
 
 PlannedModel = ModelConfig | StoredModel
