@@ -63,6 +63,7 @@ UNLIMITED = {
     name: replace(
         budget,
         per_second=1e6,
+        refused_per_second=1e6,
         nbytes_per_second=1e12,
         max_nbytes=4 << 20,
         max_unanswered=10_000,
@@ -128,7 +129,7 @@ def seeds_for(running):
         ),
         "reduce": packed(
             ReduceRequest(generation=1, round_number=1, op="sum", values=b"\0" * 16),
-            ReduceRequest(generation=1, round_number=1, op="max", values=b"\xff" * 8),
+            ReduceRequest(generation=1, round_number=1, op="equal", values=b"\xff" * 8),
             ReduceRequest(generation=1, round_number=1 << 62, op="sum", values=b""),
             ReduceRequest(generation=-1, round_number=1, op="sum", values=b"\0" * 8),
             {"generation": 1, "round_number": 1, "op": "sum", "values": b"\0" * 7},

@@ -191,15 +191,15 @@ ATTACKS: dict[AttackName, Attack] = {
         seconds=8.0,
     ),
     "flood_payloads": Attack(
-        sends="the largest messages that the server takes, to a service that needs none",
+        sends="the largest messages that the server takes of a peer, to a service that needs none",
         answer="bytes and messages have budgets for each peer and service, and who exceeds them is named",
         named=True,
         seconds=8.0,
     ),
     "flood_neighbour": Attack(
         sends="1 MB messages to the mailbox of another peer, as fast as it can",
-        answer="what a peer sends to another has a budget, and who exceeds it is named",
-        named=True,
+        answer="a peer receives from its own generation alone, and the server drops the rest",
+        named=False,
         seconds=8.0,
     ),
 }

@@ -8,6 +8,7 @@ import msgspec
 from benchmarks.chaos.attacks.insider import Insider
 from benchmarks.chaos.attacks.order import Order
 from benchmarks.chaos.attacks.requests import afterwards
+from thinpipe.swarm.broker.authority import PEER_MESSAGE_NBYTES
 from thinpipe.transport.nats.activity import Heartbeat
 from thinpipe.transport.nats.store_messages import StoreRequest
 
@@ -26,18 +27,16 @@ def flood_heartbeats(insider: Insider, order: Order) -> str:
 
 
 def flood_payloads(insider: Insider, order: Order) -> str:
-    return _flood(insider, order, "hub.{me}.status", None)
+    return _flood(insider, order, "hub.{me}.status", bytes(PEER_MESSAGE_NBYTES))
 
 
 def flood_neighbour(insider: Insider, order: Order) -> str:
     return _flood(insider, order, f"m.{insider.others[0]}.{{me}}.note", bytes(1 << 20))
 
 
-def _flood(insider: Insider, order: Order, subject: str, data: bytes | None) -> str:
-    """Without data: as large as the server allows."""
+def _flood(insider: Insider, order: Order, subject: str, payload: bytes) -> str:
     with insider.by_hand() as me:
         client, sent, began = me.connection._bulk.client, 0, time.monotonic()
-        payload = bytes(client.max_payload) if data is None else data
 
         async def flood() -> None:
             nonlocal sent

@@ -260,9 +260,8 @@ class Engine:
         if not hashes:
             return
         numbers = [float(int(value[:12], 16)) for value in hashes.values()]
-        extremes = self.collectives.all_reduce_max([*numbers, *(-number for number in numbers)])
-        for index, (name, value) in enumerate(hashes.items()):
-            if extremes[index] != -extremes[index + len(hashes)]:
+        for (name, value), equal in zip(hashes.items(), self.collectives.all_equal(numbers), strict=True):
+            if not equal:
                 raise UserError(
                     f"the processes differ in {name} (process {self.collectives.rank} has {value}): "
                     "start all processes from the same checkpoint and with the same settings"

@@ -13,13 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinpipe.transport.pending_work import finished_work
-from thinpipe.transport.reduction import ReduceOp, reduce_rows
+from thinpipe.transport.reduction import MAX_NBYTES, ReduceOp, reduce_rows
 
 _GATHER_TAG, _RESULT_TAG, _BROADCAST_TAG = 1, 2, 3
 """Message tags; distinct from the tags of pipeline messages (`pipeline/p2p.py`)."""
-
-MAX_NBYTES = 64 << 20
-"""Maximum bytes of one collective: lengths announced by peers are untrusted and must not exhaust memory."""
 
 
 class Collectives(Protocol):
@@ -33,7 +30,13 @@ class Collectives(Protocol):
         """Element-wise sum over the processes, in rank order; every process must pass the same number of values."""
         ...
 
-    def all_reduce_max(self, numbers: Sequence[float]) -> list[float]: ...
+    def all_reduce_counts(self, counts: Sequence[int]) -> list[int]:
+        """Like `all_reduce_sum`, for numbers of bytes. Raises ConnectionError where a sum is no such number."""
+        ...
+
+    def all_equal(self, numbers: Sequence[float]) -> list[bool]:
+        """For each number: have all processes passed the same?"""
+        ...
 
     def all_reduce_step(self, numbers: Sequence[float]) -> list[float]:
         """Like `all_reduce_sum`, for the vector of a step, which whoever makes the sum may read."""
@@ -60,7 +63,11 @@ class LocalCollectives:
     def all_reduce_sum(self, numbers: Sequence[float]) -> list[float]:
         return list(numbers)
 
-    all_reduce_max = all_reduce_sum
+    def all_reduce_counts(self, counts: Sequence[int]) -> list[int]:
+        return list(counts)
+
+    def all_equal(self, numbers: Sequence[float]) -> list[bool]:
+        return [True] * len(numbers)
 
     def all_reduce_step(self, numbers: Sequence[float]) -> list[float]:
         return self.all_reduce_sum(numbers)
@@ -84,39 +91,48 @@ class StarCollectives:
     def all_reduce_sum(self, numbers: Sequence[float]) -> list[float]:
         return self._all_reduce("sum", numbers)
 
-    def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
-        return self._all_reduce("max", numbers)
+    def all_reduce_counts(self, counts: Sequence[int]) -> list[int]:
+        sums = self._all_reduce("counts", counts)
+        if not all(0 <= number <= MAX_NBYTES for number in sums) or sum(sums) > MAX_NBYTES:  # also true for NaN
+            raise ConnectionError(f"the processes offer {sum(sums):.0f} bytes, more than the {MAX_NBYTES} allowed")
+        return list(map(int, sums))
+
+    def all_equal(self, numbers: Sequence[float]) -> list[bool]:
+        row = torch.tensor([*numbers, *(-number for number in numbers)], dtype=torch.float64)
+        extremes = _all_reduce(self.group, "max", row).tolist()
+        return [high == -low for high, low in zip(extremes[: len(numbers)], extremes[len(numbers) :], strict=True)]
 
     def all_reduce_step(self, numbers: Sequence[float]) -> list[float]:
         return self.all_reduce_sum(numbers)
 
-    def _all_reduce(self, op: Literal["sum", "max"], numbers: Sequence[float]) -> list[float]:
-        reduced: list[float] = _all_reduce(self.group, op, torch.tensor(numbers, dtype=torch.float64)).tolist()
+    def _all_reduce(self, op: Literal["sum", "counts"], numbers: Sequence[float]) -> list[float]:  # noqa: ARG002
+        """Sum over the processes. `op`: what is summed, for who adds it up."""
+        reduced: list[float] = _all_reduce(self.group, "sum", torch.tensor(numbers, dtype=torch.float64)).tolist()
         return reduced
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         _broadcast(self.group, tensor, source)
 
     def broadcast_bytes(self, data: bytes, source: int = 0) -> bytes:
-        (length,) = self.all_reduce_sum([float(len(data)) if self.rank == source else 0.0])
-        if not 0 <= length <= MAX_NBYTES:  # also true for NaN
-            raise ConnectionError(f"process {source} offers {length:.0f} bytes, more than the {MAX_NBYTES} allowed")
-        buffer = _tensor_of(data) if self.rank == source else torch.empty(int(length), dtype=torch.uint8)
+        _refuse_too_long(data)
+        (length,) = self.all_reduce_counts([len(data) if self.rank == source else 0])
+        buffer = _tensor_of(data) if self.rank == source else torch.empty(length, dtype=torch.uint8)
         if length:
             self.broadcast(buffer, source)
         return buffer.numpy().tobytes()
 
     def all_gather_bytes(self, data: bytes) -> list[bytes]:
-        if len(data) > MAX_NBYTES:
-            raise ConnectionError(f"{len(data)} bytes are more than the {MAX_NBYTES} allowed")
-        announced = self.all_reduce_sum([float(len(data)) if rank == self.rank else 0.0 for rank in range(self.size)])
-        if not all(0 <= length <= MAX_NBYTES for length in announced) or sum(announced) > MAX_NBYTES:  # also for NaN
-            raise ConnectionError(f"the processes offer {sum(announced):.0f} bytes, more than the {MAX_NBYTES} allowed")
-        lengths = list(map(int, announced))
+        _refuse_too_long(data)
+        lengths = self.all_reduce_counts([len(data) if rank == self.rank else 0 for rank in range(self.size)])
         parts = _gather(self.group, _tensor_of(data), lengths)
         joined = self.broadcast_bytes(b"" if parts is None else torch.cat(parts).numpy().tobytes(), self.size - 1)
         ends = list(accumulate(lengths))
         return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+def _refuse_too_long(data: bytes) -> None:
+    if len(data) > MAX_NBYTES:
+        raise ConnectionError(f"{len(data)} bytes are more than the {MAX_NBYTES} allowed")
 
 
 def collectives_for(group: dist.ProcessGroup | None) -> Collectives:

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 ReduceOp = Literal["sum", "avg", "max", "min"]
+MAX_NBYTES = 64 << 20
+"""Maximum bytes of one collective: lengths announced by peers are untrusted and must not exhaust memory."""
 
 _COMBINE = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum}
 

@@ -6,6 +6,7 @@ import os
 import sys
 
 from thinpipe.cli import main
+from thinpipe.swarm.peer.hub_collectives import HubCollectives
 from thinpipe.training.engine import Engine
 from thinpipe.training.step_vector import GRADIENT_NORMS
 
@@ -29,6 +30,27 @@ def finds(engine, numbers):
     numbers[parts["not_finite"]] = list(map(float, received))
 
 
+def lie_in_collectives(op, lie):
+    """In the sums of this kind, apart from those of the steps."""
+    honest = HubCollectives._all_reduce
+
+    def all_reduce(self, kind, numbers):
+        return honest(self, kind, lie(numbers) if kind == op else numbers)
+
+    HubCollectives._all_reduce = all_reduce
+
+
+def other_basis(numbers):
+    """The hash of its basis is another one."""
+    return [number + 1 for number in numbers]
+
+
+def no_length(numbers):
+    """The lengths of what it announces are no numbers."""
+    return [math.nan] * len(numbers)
+
+
+COLLECTIVE_LIES = {"other_basis": ("equal", other_basis), "no_length": ("counts", no_length)}
 LIES = {lie.__name__: lie for lie in (not_finite, foreign, finds)}
 
 
@@ -44,5 +66,9 @@ def lie_in_sums(lie):
 
 
 if __name__ == "__main__":
-    lie_in_sums(LIES[os.environ["LIE"]])
+    named = os.environ["LIE"]
+    if named in LIES:
+        lie_in_sums(LIES[named])
+    else:
+        lie_in_collectives(*COLLECTIVE_LIES[named])
     sys.exit(main(sys.argv[1:]))

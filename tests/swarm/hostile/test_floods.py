@@ -12,6 +12,7 @@ from tests.swarm.hostile.flooder import Flooder
 from thinpipe.core.events import Step
 from thinpipe.core.hub_events import GenerationEnded
 from thinpipe.core.numerics import numerics
+from thinpipe.swarm.protocol.file_messages import WriteChunk
 from thinpipe.swarm.protocol.messages import NextRequest
 from thinpipe.swarm.protocol.status import Status
 from thinpipe.transport.nats.store_messages import StoreRequest
@@ -25,6 +26,7 @@ FLOODS = {
     "store": lambda: StoreRequest(what="wait", keys=["never"], value=bytes((2 << 20) - 300), wait_seconds=3600.0),
     "heartbeat": lambda: bytes(2_000_000),
     "next": lambda: NextRequest(incarnation="a", numerics=numerics()),
+    "write_file": lambda: WriteChunk(name="step-00000001/unknown.safetensors", offset=0, data=bytes(1 << 20)),
 }
 """A message to each of these services."""
 

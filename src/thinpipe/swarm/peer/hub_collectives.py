@@ -35,6 +35,11 @@ class HubCollectives(StarCollectives):
     def all_reduce_step(self, numbers: Sequence[float]) -> list[float]:
         return self._all_reduce("step", numbers)
 
+    def all_equal(self, numbers: Sequence[float]) -> list[bool]:
+        """The hub refuses numbers that differ, and says whose."""
+        self._all_reduce("equal", numbers)
+        return [True] * len(numbers)
+
     def _all_reduce(self, op: ReduceOp, numbers: Sequence[float]) -> list[float]:
         """Repeats the request until it is answered: the hub answers a repeated request with the same result. Raises
         ConnectionError when the generation is over or the timeout has passed."""

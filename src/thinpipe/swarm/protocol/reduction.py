@@ -9,8 +9,9 @@ import msgspec
 
 from thinpipe.core.bounds import Count, GenerationNumber, LongText
 
-ReduceOp = Literal["sum", "max", "step"]
-"""`step`: the sum of the vector of a step (`training.step_vector`), which the hub reads."""
+ReduceOp = Literal["sum", "counts", "equal", "step"]
+"""All but `equal` are sums. `counts`: of numbers of bytes, for which the hub sees to their bounds. `equal`: all peers
+have to contribute the same. `step`: of the vector of a step (`training.step_vector`), which the hub reads."""
 SERVICE = "reduce"
 MAX_VALUES = 1 << 20
 """Maximum number of values in one contribution."""

@@ -276,7 +276,7 @@ class HubConnection:
             subscription = await client.subscribe(subject, cb=arrived, pending_bytes_limit=0, pending_msgs_limit=0)
             await client.flush(timeout=10)
         except NatsError as error:
-            raise self._failure or as_connection_error(error) from error
+            raise self._failed(error) from error
 
         async def end() -> None:
             if client.is_connected:
@@ -289,7 +289,7 @@ class HubConnection:
             numbers = await client.receive(dict.fromkeys(subjects, 0), arrived)
             await client.flush(timeout=10)
         except NatsError as error:
-            raise self._failure or as_connection_error(error) from error
+            raise self._failed(error) from error
 
         async def end() -> None:
             await client.stop_receiving(numbers)
@@ -335,6 +335,12 @@ class HubConnection:
         for lane in lanes:
             if lane.client.is_connected:
                 await asyncio.wait_for(lane.client.close(), timeout=2)
+
+    def _failed(self, error: NatsError) -> Exception:
+        """Why the connection has failed; it fails now if it had not. Where the server does not take a subscription, as
+        on a link that was cut and on which TCP still waits, whoever goes on would fail again and again."""
+        self._fail(as_connection_error(error))
+        return self._failure or as_connection_error(error)
 
     def _fail(self, error: Exception) -> None:
         if self._failure is None and not self._closed:

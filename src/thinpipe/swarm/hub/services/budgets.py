@@ -4,7 +4,8 @@ Every budget is several times what an honest peer needs, for the reason beside i
 """
 
 import enum
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from thinpipe.swarm.protocol.file_messages import MAX_CHUNK_NBYTES, READ_SERVICE, WRITE_SERVICE
 from thinpipe.swarm.protocol.probe import MAX_PROBE_NBYTES
@@ -43,6 +44,9 @@ class Budget:
     """Maximum number of requests that are being handled."""
     max_pending_nbytes: int = 80 << 20
     """Maximum size of the requests that the server holds for the hub, in bytes."""
+    refused_per_second: float = 5.0
+    """Refused requests per second, in the long run; further ones count as dropped. An honest peer has none, but for
+    those that were under way when a generation ended: 32 chunks of a file that the hub does not expect any more."""
 
     @property
     def max_pending(self) -> int:
@@ -56,7 +60,14 @@ class Budget:
         ones."""
         return max(4 * self.max_nbytes, min(self.max_unanswered * self.max_nbytes, _MAX_HELD_NBYTES))
 
+    @property
+    def of_refused(self) -> "Budget":
+        return replace(
+            self, per_second=self.refused_per_second, nbytes_per_second=math.inf, burst_seconds=_REFUSED_BURST_SECONDS
+        )
 
+
+_REFUSED_BURST_SECONDS = 20.0
 _MAX_HELD_NBYTES = 20 << 20
 """Bytes that a peer may have waiting at one service: the 16 MB that the bandwidth probe keeps in flight, and some
 more."""

@@ -17,6 +17,7 @@ import msgspec
 
 from thinpipe.core.files import file_sha256
 from thinpipe.core.foreign import decode_foreign
+from thinpipe.swarm.hub.services.serve import Refusal
 from thinpipe.swarm.protocol.file_messages import (
     MAX_IN_FLIGHT,
     BeginWrite,
@@ -28,6 +29,7 @@ from thinpipe.swarm.protocol.file_messages import (
 )
 from thinpipe.swarm.protocol.partial_file import PartialFile
 
+_UNEXPECTED = WriteReply(reason="the hub does not expect this file from this peer")
 _BUSY = f"more than {MAX_IN_FLIGHT} requests of this peer are in flight"
 
 
@@ -102,12 +104,13 @@ class FileWriteService:
         request = decode_foreign(data, WriteRequest)
         with self._in_flight.take(peer) as admitted:
             answer = await self._answer(peer, request) if admitted else WriteReply(reason=_BUSY)
-        return msgspec.msgpack.encode(answer)
+        reply = msgspec.msgpack.encode(answer)
+        return Refusal(reply) if answer is _UNEXPECTED else reply
 
     async def _answer(self, peer: str, request: WriteRequest) -> WriteReply:
         expected = self._accept(peer, request.name)
         if expected is None:
-            return WriteReply(reason="the hub does not expect this file from this peer")
+            return _UNEXPECTED
         # No await since the request arrived, and the lock is fair: chunks keep their order.
         async with self._locks[expected.target]:
             try:

@@ -1,10 +1,10 @@
-"""The step reduction: an all-reduce of small vectors through the hub. Sums or maxima of
-float64. A request is answered when all peers of the generation have contributed, refused at once if it does not belong
-to the open round or when the generation ends, and answered without values after MAX_WAIT_SECONDS, so that the peer
-repeats it."""
+"""The step reduction: an all-reduce of small vectors of float64 through the hub, a sum or a comparison. A request is
+answered when all peers of the generation have contributed, refused at once if it does not belong to the open round or
+when the generation ends, and answered without values after MAX_WAIT_SECONDS, so that the peer repeats it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from thinpipe.core.foreign import decode_foreign
 from thinpipe.swarm.hub.step_record import StepRecord
 from thinpipe.swarm.protocol.reduction import MAX_VALUES, MAX_WAIT_SECONDS, ReduceOp, ReduceReply, ReduceRequest
-from thinpipe.transport.reduction import reduce_rows
+from thinpipe.transport.reduction import MAX_NBYTES, reduce_rows
 
 _ROUNDS_KEPT = 2
 """Number of latest rounds whose results are kept for repeated requests. No peer is further behind, because a round
@@ -46,6 +46,8 @@ class StepReduction:
             return
         if round_number != self.completed_rounds + 1:
             raise ReductionError(f"{name} contributes round {round_number} where {self.completed_rounds + 1} is open")
+        if op == "counts" and not ((values >= 0) & (values <= MAX_NBYTES)).all():  # NaN is neither
+            self._offend(name, f"{name} announces bytes below 0 or more than the {MAX_NBYTES} allowed")
         if op == "step" and self._record is not None and (refusal := self._record.refuse(name, values)):
             raise ReductionError(refusal)
         for other, (their_op, theirs) in self._contributions.items():
@@ -69,12 +71,35 @@ class StepReduction:
     def _reduce(self, round_number: int, op: ReduceOp) -> None:
         """Reduces in pipeline order, so that the result does not depend on the order of arrival."""
         contributions = {name: self._contributions[name][1] for name in self._names}
-        total = reduce_rows("sum" if op == "step" else op, list(contributions.values()))
+        if op == "equal":
+            self._refuse_unlike(contributions)
+        total = reduce_rows("max" if op == "equal" else "sum", list(contributions.values()))
         self._results[round_number] = total
         if op == "step" and self._record is not None:
             self._record.add(contributions, total)
         self._results.pop(round_number - _ROUNDS_KEPT, None)
         self._contributions, self.completed_rounds = {}, round_number
+
+    def _refuse_unlike(self, contributions: Mapping[str, Values]) -> None:
+        """Raises ReductionError unless all are the same bits: against the one that more than half contradict, else
+        against two of which one is wrong."""
+        groups: dict[bytes, list[str]] = {}
+        for name, values in contributions.items():
+            groups.setdefault(values.tobytes(), []).append(name)
+        if len(groups) == 1:
+            return
+        most, *others = sorted(groups.values(), key=len, reverse=True)
+        what = f"{others[0][0]} has another basis or other fixed tables than {most[0]}"
+        if 2 * len(most) > len(contributions):
+            self._offend(others[0][0], what)
+        if self._record is not None:
+            self._record.unlike = others[0][0], most[0]
+        raise ReductionError(what)
+
+    def _offend(self, name: str, what: str) -> NoReturn:
+        if self._record is not None and self._record.offence is None:
+            self._record.offence = name, what
+        raise ReductionError(what)
 
 
 class ReductionService:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from nats.errors import Error as NatsError
 
 from thinpipe.core.foreign import ProtocolError
-from thinpipe.swarm.hub.services.budgets import BUDGETS, Budget
+from thinpipe.swarm.hub.services.budgets import BUDGETS, Bucket, Budget
 from thinpipe.swarm.hub.services.fair_queue import FairQueue, Request
 from thinpipe.swarm.hub.services.floods import PROBATION_LIMIT, Floods
 from thinpipe.swarm.protocol.names import HUB
@@ -32,6 +32,10 @@ Service = Callable[[str, bytes], Awaitable[bytes | None]]
 request, NotAllowedError for one that is not for this peer."""
 _STARTED_PER_TURN = 32
 """Requests started before the event loop reads again, so that urgent ones that arrive meanwhile come next."""
+
+
+class Refusal(bytes):
+    """A reply by which a service refuses a request, in its own words."""
 
 
 class NotAllowedError(Exception):
@@ -56,6 +60,7 @@ class Services:
         self._budgets = {name: budgets[name] for name in services}
         self._queue = FairQueue(self._budgets)
         self._floods = Floods()
+        self._refused: dict[tuple[str, str], Bucket] = {}
         self._failures: Counter[str] = Counter()
         self._subscriptions: dict[str, dict[str, list[int]]] = {}
         """Numbers of the subscriptions to each peer, by service."""
@@ -81,6 +86,8 @@ class Services:
             await self._client.stop_receiving([number for numbers in of_peer.values() for number in numbers])
             self._queue.forget(peer)
             self._floods.forget(peer)
+            for service in self._services:
+                self._refused.pop((peer, service), None)
         for peer in set(peers) - self._subscriptions.keys():
             self._subscriptions[peer] = {}
             for service in self._services:
@@ -151,16 +158,30 @@ class Services:
             self._run(self._subscribe(peer, service, room))
 
     def _on_dropped(self, request: Request, why: str) -> None:
+        paused = self._count_as_flood(request, why)
+        if not paused and not self._floods.is_paused(request.peer, request.service, time.monotonic()):
+            self._run(self._send(request, b"", error_headers(SLOW_DOWN, f"{request.service}: {why}")))
+
+    def _on_refused(self, request: Request) -> None:
+        """Whoever goes on with what is refused costs the hub as much as one whose requests are too many."""
+        now, budget = time.monotonic(), self._budgets[request.service]
+        bucket = self._refused.setdefault((request.peer, request.service), Bucket(budget.of_refused))
+        bucket.charge(now, requests=1)
+        if bucket.wait_seconds(now) and not self._floods.is_paused(request.peer, request.service, now):
+            self._count_as_flood(request, "too many requests were refused")
+
+    def _count_as_flood(self, request: Request, why: str) -> bool:
+        """True if the hub does not listen to the peer at this service from now on, for a while."""
         now = time.monotonic()
         peer, service = request.peer, request.service
         seconds = self._floods.on_dropped(peer, service, len(request.data), now)
-        if seconds is not None:
-            _LOG.warning("%s: requests of %s are dropped for %.0f s (%s)", service, peer, seconds, why)
-            self._run(self._pause(peer, service, seconds))
-            if text := self._floods.name(peer, service, now):
-                self._tell_owner(text)
-        elif not self._floods.is_paused(peer, service, now):
-            self._run(self._send(request, b"", error_headers(SLOW_DOWN, f"{service}: {why}")))
+        if seconds is None:
+            return False
+        _LOG.warning("%s: requests of %s are dropped for %.0f s (%s)", service, peer, seconds, why)
+        self._run(self._pause(peer, service, seconds))
+        if text := self._floods.name(peer, service, now):
+            self._tell_owner(text)
+        return True
 
     async def _pause(self, peer: str, service: str, seconds: float) -> None:
         """Stops listening for a while. The peer's requests fail at once meanwhile, with "no responders"."""
@@ -199,10 +220,12 @@ class Services:
         except ProtocolError as error:
             _LOG.info("%s: request of %s dropped: %s", request.service, request.peer, error)
             await self._send(request, b"", error_headers(INVALID, f"{request.service}: {error}"))
+            self._on_refused(request)
         except NotAllowedError as error:
             subject = f"hub.{request.peer}.{request.service}"
             _LOG.warning("%s: a request of %s was refused: %s", subject, request.peer, error)
             await self._send(request, b"", error_headers(FORBIDDEN, f"{request.service}: {error}"))
+            self._on_refused(request)
         except Exception as error:
             self._on_failure(request, error)
             text = f"the hub failed while it handled a request to {request.service}"
@@ -210,6 +233,8 @@ class Services:
         else:
             if reply is not None:
                 await self._send(request, reply)
+            if isinstance(reply, Refusal):
+                self._on_refused(request)
         finally:
             self._queue.done(request, len(reply or b""), time.monotonic())
             self._pump_soon()
