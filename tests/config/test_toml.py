@@ -8,6 +8,8 @@ from typing import Literal
 
 import pytest
 
+from thinpipe.cli import _parse
+from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml, load_toml
 from thinpipe.core.errors import UserError
@@ -81,3 +83,44 @@ def test_every_optional_setting_of_a_run_is_none_by_default():
                 assert setting.default is None, f"{config_type.__name__}.{setting.name}"
 
     check(RunConfig)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("[training]\nsteps = 5\n[lr_scheduler]\nwarmup_steps = 40", ["--lr-scheduler.warmup-steps", "1"]),
+        ("[training]\nsteps = 5", ["--lr-scheduler.warmup-steps=1"]),
+        ("[optimizer]\nlr = -1", ["--optimizer.lr", "1e-3"]),
+        ('[training]\nsteps = "many"', ["--training.steps", "400"]),
+        ('[boundary]\nforward = "int9"', ["--boundary.forward", "int8"]),
+        ('[debug]\ndeterministic = "yes"', ["--debug.no-deterministic"]),
+        ('[model]\nhf = "base"\n[lora]\nr = 0', ["--lora.r", "8"]),
+        ('[model]\nhf = "base"', ["--lora.r", "8"]),  # there is no such section in the file
+        ('[model]\nhf = "base"\nboundaries = [1]', ["--boundary.backward", "bf16"]),  # where the default is a preset
+    ],
+)
+def test_a_flag_beats_the_file_before_anything_is_checked(text, flags, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    _, config = _parse(["train", str(path), *flags])
+    assert isinstance(config, RunConfig)
+    config.__post_init__()
+    (flag, *_) = flags
+    if flag == "--lora.r":
+        assert config.lora == LoraConfig(r=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[training]\nsteps = 5\n[lr_scheduler]\nwarmup_steps = 40", "warmup_steps 40 must be below"),
+        ('[training]\nsteps = "many"', "run.toml: training.steps: expected int, got str"),
+        ("[model]\nboundaries = [1, true]", r"run.toml: model.boundaries\[1\]: expected int"),
+        ('[boundary]\nforward = "int9"', "run.toml: boundary.forward: .*write one of 'fp32', 'bf16'"),
+    ],
+)
+def test_what_no_flag_mends_is_refused(text, says, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=says):
+        _parse(["train", str(path), "--job.dump-folder", "elsewhere"])

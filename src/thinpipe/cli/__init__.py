@@ -5,7 +5,6 @@ traceback. Warnings of thinpipe's loggers are shown as one line on stderr, here 
 that they launch, which are commands too.
 """
 
-import dataclasses
 import importlib
 import io
 import logging
@@ -13,15 +12,15 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, Union
 
 import tyro
 
 from thinpipe import __version__
 from thinpipe.cli.commands import VERBS, Verb
-from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.config.presets import preset_names, settings_file
-from thinpipe.config.toml import load_toml
+from thinpipe.config.toml import load_toml, load_toml_below_flags
 from thinpipe.core.errors import UserError
 from thinpipe.core.extras import require_extra
 
@@ -86,18 +85,20 @@ def _parse(arguments: Sequence[str]) -> tuple[Verb, Any]:
                 f"`thinpipe {name}` needs a settings file: thinpipe {name} RUN.toml [--section.field value]. "
                 f"Presets in place of a file: {', '.join(preset_names())}"
             )
-        settings = _with_adapters(load_toml(settings_file(arguments[1]), verb.config), arguments[2:])
+        file, flags = settings_file(arguments[1]), [flag for flag in arguments[2:] if flag.startswith("--")]
+        # Without flags, so that a message names the file.
+        load = partial(load_toml_below_flags, flags=map(_settings_key, flags)) if flags else load_toml
+        settings = load(file, verb.config)
         program = f"thinpipe {name} {arguments[1]}"
         return verb, tyro.cli(verb.config, default=settings, prog=program, args=arguments[2:])
     parsed = tyro.cli(parser_type(VERBS), prog="thinpipe", description=DESCRIPTION, args=arguments)
     return parsed.verb, parsed
 
 
-def _with_adapters(settings: Any, flags: Sequence[str]) -> Any:
-    """Flags of [lora] make a run adapt its model whose file has no such section."""
-    if any(flag.startswith("--lora.") for flag in flags) and getattr(settings, "lora", settings) is None:
-        return dataclasses.replace(settings, lora=LoraConfig())
-    return settings
+def _settings_key(flag: str) -> str:
+    """--training.max-norm=2 and --job.no-print-config are training.max_norm and job.print_config."""
+    *sections, name = flag.partition("=")[0].removeprefix("--").replace("-", "_").split(".")
+    return ".".join((*sections, name.removeprefix("no_")))
 
 
 def parser_type(verbs: dict[str, Verb]) -> Any:

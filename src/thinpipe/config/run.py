@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from thinpipe.config.boundary import BoundaryConfig
+from thinpipe.config.boundary import BoundaryConfig, boundary_of_published_model
 from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.config.link import LinkConfig
 from thinpipe.config.model import ExecutionConfig
@@ -265,6 +265,8 @@ class RunConfig:
     debug: DebugConfig = field(default_factory=DebugConfig)
 
     def __post_init__(self) -> None:
+        if self.model.hf is not None and self.model.boundaries:
+            object.__setattr__(self, "boundary", boundary_of_published_model(self.boundary))
         if self.training.global_batch_size % self.microbatch_size:
             raise UserError(
                 f"parallelism.pipeline_parallel_microbatch_size {self.microbatch_size} does not divide "

@@ -9,6 +9,8 @@ import difflib
 import tomllib
 import types
 import typing
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,22 +24,76 @@ Config = TypeVar("Config")
 
 def load_toml(path: Path, config_type: type[Config]) -> Config:
     """The settings of a file; missing keys keep their defaults. Raises UserError."""
+    return from_table(_read(path), config_type, where=str(path))
+
+
+def load_toml_below_flags(path: Path, config_type: type[Config], flags: Iterable[str]) -> Config:
+    """The settings of a file as defaults of command-line flags: without the keys that these set (training.steps), and
+    with no check of the values against one another, which whoever adds the flags' values makes. Raises UserError."""
+    table = _read(path)
+    refuse_unknown_keys(table, config_type, where=str(path))
+    for flag in flags:
+        _make_room(table, flag)
+    with _readable_errors(config_type, str(path)):
+        return _unchecked(table, config_type)
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder, and a TOML file is wanted here") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
-    return from_table(table, config_type, where=str(path))
 
 
 def from_table(table: dict[str, Any], config_type: type[Config], *, where: str) -> Config:
     """The settings of a parsed table; `where` names its file in error messages. Raises UserError."""
     refuse_unknown_keys(table, config_type, where=where)
-    try:
+    with _readable_errors(config_type, where):
         return msgspec.convert(table, config_type, dec_hook=_decode)
+
+
+def _make_room(table: dict[str, Any], key: str) -> None:
+    """Removes a dotted key; its section is there afterwards, even if it is an optional one."""
+    section, _, rest = key.partition(".")
+    if not rest:
+        table.pop(section, None)
+    elif isinstance(inner := table.setdefault(section, {}), dict):
+        _make_room(inner, rest)
+
+
+def _unchecked(table: dict[str, Any], config_type: type[Config], prefix: str = "$") -> Config:
+    """As `from_table`, without `__post_init__`: only types are checked."""
+    hints = typing.get_type_hints(config_type)
+    config = object.__new__(config_type)
+    for field in dataclasses.fields(config_type):  # type: ignore[arg-type]
+        section, place = _section_type(hints[field.name]), f"{prefix}.{field.name}"
+        if field.name not in table:
+            make = field.default_factory
+            value = field.default if make is dataclasses.MISSING else make()
+        elif section is not None and isinstance(table[field.name], dict):
+            value = _unchecked(table[field.name], section, place)
+        else:
+            value = _convert(table[field.name], hints[field.name], place)
+        object.__setattr__(config, field.name, value)
+    return config
+
+
+def _convert(value: Any, hint: Any, place: str) -> Any:
+    try:
+        return msgspec.convert(value, hint, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        what, _, inner = str(error).partition(" - at `$")
+        raise msgspec.ValidationError(f"{what} - at `{place}{inner.rstrip('`')}`") from None
+
+
+@contextmanager
+def _readable_errors(config_type: Any, where: str) -> Iterator[None]:
+    try:
+        yield
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except msgspec.ValidationError as error:
