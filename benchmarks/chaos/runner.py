@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.chaos.attacks.catalogue import ATTACKS, is_attacker
+from benchmarks.chaos.attacks.order import read_deeds
 from benchmarks.chaos.config import ChaosConfig
 from benchmarks.chaos.faults import Done, NoPlaceError, SkippedError, carry_out
 from benchmarks.chaos.log import AnyRecord, Begun, ChaosLog, Committed, Ended, Exited, Healed, Struck, read_log
@@ -25,6 +26,8 @@ _REFUSALS = 2
 _FIRST_STEP_SECONDS = 240.0
 _ATTACK_LATE_SECONDS = 60.0
 """An attack waits so long for a hostile member that is starting, is busy, or has no place."""
+_DEED_SECONDS = 30.0
+"""An attack of which nothing was sent so long after its time is ordered again."""
 _PLACE_SECONDS = 2.0
 """So long a peer is gone that was killed so that its place is free."""
 
@@ -133,6 +136,25 @@ class _ChaosRunner:
         self._log.write(Struck(**what, detail=done.detail))
         self._say(f"{self._clock():6.1f} s: {fault.kind} {fault.victim}, {fault.seconds:.1f} s {done.detail}")
         self._at(self._clock() + fault.seconds, lambda: self._undo_fault(fault, done))
+        if fault.kind in ATTACKS:
+            ordered = what["time_s"]
+            self._at(
+                self._clock() + fault.seconds + _DEED_SECONDS, lambda: self._again_unless_carried_out(fault, ordered)
+            )
+
+    def _again_unless_carried_out(self, attack: Fault, ordered: float) -> None:
+        """A member that lost its place, or was killed, before it had sent anything has not attacked."""
+        deeds = [
+            deed
+            for deed in read_deeds(self._config.attack_deeds)
+            if deed.attack == attack.kind and deed.time_s >= ordered
+        ]
+        if self._clock() >= 60 * self._config.minutes or any(not deed.problem for deed in deeds):
+            return
+        if not deeds and self._config.attack_order.exists():
+            self._at(self._clock() + _AGAIN_SECONDS, lambda: self._again_unless_carried_out(attack, ordered))
+        else:
+            self._inject(replace(attack, at=self._clock()))
 
     def _attack_later(self, attack: Fault, no_place: bool) -> None:
         """Once for each attack a peer is killed, should there be no place."""
