@@ -64,3 +64,14 @@ def test_all_processes_of_this_machine_are_counted(run_config, monkeypatch):
         memory_check.check_before_torch(several)
     monkeypatch.setattr(memory_check, "free_host_nbytes", lambda: 2_000_000_000)
     memory_check.check_before_torch(several)
+
+
+def test_an_accelerator_that_torch_cannot_have_is_one_line_without_torch(run_config, tmp_path):
+    (tmp_path / "run.toml").write_text(dump_toml(run_config))
+    code = (
+        "import sys; from thinpipe.cli import main; "
+        f"code = main(['train', {str(tmp_path / 'run.toml')!r}, '--training.device', 'cuda']); "
+        "sys.exit(3 if 'torch' in sys.modules else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr) == (2, "thinpipe: there is no device 'cuda' here: write auto, cpu\n")

@@ -10,7 +10,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Union
@@ -39,8 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verb, config = _parse(arguments)
         if verb.swarm:
             require_extra("nats", extra="swarm", feature=f"thinpipe {arguments[0]}")
-        module, function = verb.target.split(":")
-        code: int | None = getattr(importlib.import_module(module), function)(config)
+        if verb.check:
+            _function(verb.check)(config)
+        code: int | None = _function(verb.target)(config)
     except UserError as error:
         print(f"thinpipe: {error}", file=sys.stderr)
         return 2
@@ -50,6 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code or 0
+
+
+def _function(place: str) -> Callable[[Any], Any]:
+    module, function = place.split(":")
+    found: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def replace_unknown_characters() -> None:

@@ -35,15 +35,21 @@ class Verb:
     """True if the first argument is a TOML file with settings (or the name of a preset), which flags override."""
     swarm: bool = False
     """True if the verb connects to a hub or runs one, which needs the extra `swarm`."""
+    check: str = ""
+    """As `target`, for what can be refused before the target's imports, which take seconds: raises UserError."""
 
+
+_MEMORY = "thinpipe.swarm.hub.memory_check"
 
 VERBS: dict[str, Verb] = {
     "tokenize": Verb(TokenizeConfig, "thinpipe.cli.tokenize:run"),
     "plan": Verb(PlanConfig, "thinpipe.cli.plan:run", starts_with_file=True),
     "train": Verb(RunConfig, "thinpipe.cli.train:run", starts_with_file=True),
-    "hub": Verb(HubConfig, "thinpipe.swarm.hub.command:run", starts_with_file=True, swarm=True),
+    "hub": Verb(
+        HubConfig, "thinpipe.swarm.hub.command:run", starts_with_file=True, swarm=True, check=f"{_MEMORY}:check_hub"
+    ),
     "join": Verb(JoinConfig, "thinpipe.swarm.peer.cards:run", swarm=True),
-    "up": Verb(UpConfig, "thinpipe.swarm.local:up", starts_with_file=True, swarm=True),
+    "up": Verb(UpConfig, "thinpipe.swarm.local:up", starts_with_file=True, swarm=True, check=f"{_MEMORY}:check_up"),
     "status": Verb(StatusConfig, "thinpipe.cli.hub_commands:status", swarm=True),
     "watch": Verb(WatchConfig, "thinpipe.cli.watch:run"),
     "invite": Verb(InviteConfig, "thinpipe.cli.hub_commands:invite", swarm=True),

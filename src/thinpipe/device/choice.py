@@ -6,6 +6,7 @@ from types import ModuleType
 import torch
 
 from thinpipe.core.errors import UserError
+from thinpipe.device.host import no_device
 
 CPU = torch.device("cpu")
 
@@ -83,5 +84,4 @@ def synchronise(device: torch.device) -> None:
 
 
 def _unknown(name: str) -> UserError:
-    there = [f"{accelerator_type()}:{index}" for index in range(accelerator_count())]
-    return UserError(f"there is no device {name!r} here: write {', '.join(['auto', 'cpu', *there])}")
+    return no_device(name, [f"{accelerator_type()}:{index}" for index in range(accelerator_count())])

@@ -5,10 +5,15 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
+
+from thinpipe.core.errors import UserError
+
+_ACCELERATORS = ("cuda", "mps", "xpu")
 
 
 def free_host_nbytes() -> int:
@@ -35,6 +40,18 @@ def is_surely_cpu(name: str) -> bool:
     except PackageNotFoundError:
         return False
     return build == "cpu" and sys.platform != "darwin" and not entry_points(group="torch.backends")
+
+
+def refuse_absent_accelerator(name: str) -> None:
+    """Raises UserError for a `training.device` that torch's build for processors alone cannot have, in the words of
+    `device.choice.choose_device`, which knows the rest and imports torch."""
+    if name.partition(":")[0] in _ACCELERATORS and is_surely_cpu("auto"):
+        raise no_device(name, [])
+
+
+def no_device(name: str, accelerators: Sequence[str]) -> UserError:
+    """What to say of a device that this machine has not; `accelerators`: the names of those that it has."""
+    return UserError(f"there is no device {name!r} here: write {', '.join(['auto', 'cpu', *accelerators])}")
 
 
 def processor_name() -> str:

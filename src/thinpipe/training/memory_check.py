@@ -13,7 +13,7 @@ from thinpipe.config.parameter_shapes import attention_heads
 from thinpipe.config.precision import Recipe, recipe_of
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
-from thinpipe.device.host import free_host_nbytes, is_surely_cpu, processor_name
+from thinpipe.device.host import free_host_nbytes, is_surely_cpu, processor_name, refuse_absent_accelerator
 from thinpipe.planning.calibration import Calibration, device_key, load_calibrations
 from thinpipe.planning.fitting import LocalFit
 from thinpipe.planning.memory_budget import MemoryBudget
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 def check_before_torch(config: RunConfig) -> None:
     """Check of a run that computes on the CPU for certain, all its processes of this machine together; another run is
-    checked by each of its processes (`check_on_device`). Raises UserError."""
+    checked by each of its processes (`check_on_device`). Raises UserError, also for an accelerator that this
+    installation of torch can have none of."""
+    refuse_absent_accelerator(config.training.device)
     if not is_surely_cpu(config.training.device):
         return
     started = os.environ.get("LOCAL_WORLD_SIZE")
@@ -45,6 +47,24 @@ def check_on_device(config: RunConfig) -> None:
     device = choose_device(config.training.device)
     ranks = ranks_on_device(config.training.device, device, _local_ranks())
     _check(_with_recipe(config, device), device_budget(device), ranks, starting=len(ranks) - 1, device=device)
+
+
+def check_assignment(config: RunConfig, vocab_size: int, rank: int, *, rejoin: str) -> None:
+    """Check of the segments that a hub has assigned to this machine, before they are made: its memory may have been
+    freer when it was measured. Raises UserError. `rank`: place of this machine in the pipeline; `rejoin`: the command
+    that measures it anew. The size of a base that is not here yet is not known, and not checked."""
+    from thinpipe.device.choice import choose_device
+
+    if not config.training.check_memory or config.model.hf is not None:
+        return
+    device = choose_device(config.training.device)
+    model, here = resolve_model(config, vocab_size)[0], _with_recipe(config, device)
+    fit = LocalFit(model=model, budget=device_budget(device), ranks=(rank,), attention=kernel_of(here, model, device))
+    if not fit.judge(here).fits:
+        raise UserError(
+            f"{fit.describe_need(here)}. This is for the segments that the hub has assigned to this machine: close "
+            f"other programs, then run `{rejoin}`, which measures it anew and gets what fits"
+        )
 
 
 def _local_ranks() -> range:
@@ -71,9 +91,19 @@ def _check(
         attention: AttentionKernel = "fused"
         if device is not None and not isinstance(model, StoredModel):
             attention = kernel_of(config, model, device)
-        fit = LocalFit(model=model, budget=budget, ranks=ranks, starting=starting, attention=attention)
-        fits = fit.judge(config).fits
     except UserError:  # of the settings: the run itself raises it, with more words
+        return
+    refuse_if_too_large(
+        config, LocalFit(model=model, budget=budget, ranks=ranks, starting=starting, attention=attention)
+    )
+
+
+def refuse_if_too_large(config: RunConfig, fit: LocalFit) -> None:
+    """Raises UserError with what would make the run fit. Settings that cannot run at all are left to the run, which
+    says more of them."""
+    try:
+        fits = fit.judge(config).fits
+    except UserError:
         return
     if not fits:
         lines = [fit.describe_need(config), "what would make it fit, from the least harm:", *fit.advice(config)]

@@ -1,6 +1,7 @@
 """`thinpipe join`: the peer process. Asks the hub what to do, does it and asks again, until the run ends or the user
 leaves."""
 
+import gc
 import logging
 import secrets
 import shutil
@@ -21,7 +22,7 @@ from thinpipe.config.hub import JoinConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.disk_space import DiskFullError, is_disk_full, wait_for_disk_space
 from thinpipe.core.errors import UserError
-from thinpipe.core.files import file_sha256, write_atomically
+from thinpipe.core.files import write_atomically
 from thinpipe.core.folder_lock import run_lock
 from thinpipe.core.foreign import ProtocolError, decode_foreign, sanitize
 from thinpipe.core.numerics import numerics
@@ -32,12 +33,12 @@ from thinpipe.swarm.peer.accept_invite import load_or_join
 from thinpipe.swarm.peer.bandwidth_probe import measure_latency, measure_rates
 from thinpipe.swarm.peer.base_transfer import BaseTransfer, bring_own_base
 from thinpipe.swarm.peer.disclosure import Disclosure
-from thinpipe.swarm.peer.file_transfer import push
 from thinpipe.swarm.peer.hub_settings import base_folder, settings_from_hub
 from thinpipe.swarm.peer.identity import Identity
 from thinpipe.swarm.peer.machine_probe import measure_machine
 from thinpipe.swarm.peer.remote_run import RemoteRun
 from thinpipe.swarm.peer.renewal import Renewal, connect_as_peer
+from thinpipe.swarm.peer.restore_files import restore_files
 from thinpipe.swarm.peer.standby import LINK_SHARE, StandbyMirror
 from thinpipe.swarm.protocol.machine_report import MachineReport
 from thinpipe.swarm.protocol.messages import (
@@ -55,7 +56,9 @@ from thinpipe.swarm.protocol.messages import (
     RestoreFiles,
     Standby,
 )
+from thinpipe.training.data_loading import DatasetInfo
 from thinpipe.training.faults import PoisonedError
+from thinpipe.training.memory_check import check_assignment
 from thinpipe.training.trainer import Trainer
 from thinpipe.transport.nats.activity import HUB
 from thinpipe.transport.nats.client import UnreachableError
@@ -267,23 +270,8 @@ class PeerProcess:
         self._print_once(self.report.in_words())
 
     def _restore_files(self, connection: HubConnection, wanted: RestoreFiles) -> None:
-        """Uploads files that the hub has lost, of a checkpoint of which this peer has a part."""
         self._print_once(wanted.text)
-        folder = checkpoints_path(self.folder) / step_folder(wanted.step)
-        uploaded = True
-        for name, sha256 in wanted.files.items():
-            path = folder / name
-            try:
-                if path.is_file() and file_sha256(path) == sha256:
-                    push(connection, path, f"{folder.name}/{name}")
-            except UserError as error:
-                uploaded = False
-                self._print_once(f"could not upload {name}: {error}")
-            except (ConnectionError, TimeoutError):
-                raise
-            except OSError as error:  # an unreadable file counts as absent, so that the repair need not wait for it
-                self._print_once(f"could not upload {name}, because it cannot be read ({error.strerror or error})")
-        if uploaded:
+        if restore_files(connection, checkpoints_path(self.folder), wanted, self._print_once):
             self.uploaded = wanted.manifest
         else:
             time.sleep(_RETRY_SECONDS)
@@ -301,6 +289,9 @@ class PeerProcess:
         config = self._settings(assignment.settings)
         with self._local_disk_errors():
             self._prepare_folder(assignment)
+        dataset_info = decode_foreign(assignment.dataset_info, DatasetInfo, form="json")
+        gc.collect()  # what is left of the last generation
+        check_assignment(config, dataset_info.vocab_size, mine, rejoin=f"thinpipe join {self.folder}")
         connection.activity.begin(assignment.generation)
         remote_run = RemoteRun(connection, assignment, config, self._print_once)
         origin = Origin(

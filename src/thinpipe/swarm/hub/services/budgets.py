@@ -46,7 +46,7 @@ class Budget:
     """Maximum size of the requests that the server holds for the hub, in bytes."""
     refused_per_second: float = 5.0
     """Refused requests per second, in the long run; further ones count as dropped. An honest peer has none, but for
-    those that were under way when a generation ended: 32 chunks of a file that the hub does not expect any more."""
+    those that were in flight when a generation ended: 32 chunks of a file that the hub does not expect any more."""
 
     @property
     def max_pending(self) -> int:
