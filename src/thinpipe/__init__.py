@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from thinpipe.pipeline.compressed_stage import CompressedStage
     from thinpipe.planning.planner import Plan
 
-__version__ = "0.1.0"
+__version__: str
+"""Version of the installed package, from its newest git tag; read when it is first used."""
+_VERSION_NOT_INSTALLED = "0.2.0.dev0"
+"""Version of sources that are imported without having been installed."""
 
 _MODULES = {
     "BoundaryConfig": "thinpipe.config.boundary",
@@ -91,11 +94,24 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        found = _installed_version()
+        globals()[name] = found
+        return found
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = found
     return found
+
+
+def _installed_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("thinpipe")
+    except PackageNotFoundError:
+        return _VERSION_NOT_INSTALLED
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from thinpipe import __version__
+import thinpipe
 from thinpipe.cli.commands import VERBS, Verb
 from thinpipe.config.presets import preset_names, settings_file
 from thinpipe.config.toml import load_toml, load_toml_below_flags
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     replace_unknown_characters()
     if list(arguments) == ["--version"]:
-        print(f"thinpipe {__version__}")
+        print(f"thinpipe {thinpipe.__version__}")
         return 0
     show_warnings()
     try:
