@@ -28,7 +28,9 @@ def parts() -> dict[str, list[str]]:
     found = {f"default-{path.name}": [*pytest, *DEFAULT, str(path)] for path in places}
     found |= {f"alone-{path.name}": [*pytest, *ALONE, str(path)] for path in places}
     output = str(Path(sys.prefix) / "dist")
-    return found | {"wheel": [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", output]}
+    found["wheel"] = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", output]
+    found["site"] = [sys.executable, "docs/make_site.py"]
+    return found
 
 
 def main() -> int:

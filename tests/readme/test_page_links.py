@@ -2,11 +2,11 @@
 
 import re
 from functools import cache
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.readme.pages import ROOT, prose, read
+from tests.readme.pages import ROOT, guides, prose, read
 
 HIDDEN = ("node_modules", "build", "dist")
 PAGES = [
@@ -19,6 +19,26 @@ PAGES = [
 def links(page):
     text = re.sub(r"`[^`\n]*`", "", prose(page))
     return [unquote(target) for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+
+
+def addresses(page):
+    """Links to other places of the web. Nothing is fetched: tests run without the internet."""
+    return re.findall(r"\]\(([^)\s]*://[^)\s]*)\)|<(https?:[^>]*)>", prose(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_addresses_have_the_form_of_one(page):
+    for address in map("".join, addresses(page)):
+        parts = urlsplit(address)
+        assert parts.scheme == "https", address
+        assert re.fullmatch(r"(?:[a-z0-9-]+\.)+[a-z]{2,}", parts.netloc), address
+
+
+@pytest.mark.parametrize("page", guides(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_figures_say_in_words_what_they_show(page):
+    for text, target in re.findall(r"!\[([^\]]*)\]\(([^)\s]+)\)", prose(page)):
+        assert len(text.split()) > 2 or "/badge" in target, f"{target}: {text!r}"
+    assert "<img" not in prose(page)
 
 
 @cache
