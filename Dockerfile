@@ -1,23 +1,33 @@
 # thinpipe from its own wheel, for a user without rights. How to build and run it: docs/howto/cloud-gpus.md
-FROM python:3.11-slim AS wheel
-RUN pip install --no-cache-dir build hatchling
+ARG PYTHON=docker.io/library/python:3.11-slim
+FROM $PYTHON AS wheel
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
+COPY .ci/constraints.txt .ci/constraints.txt
+RUN pip install --no-cache-dir --constraint .ci/constraints.txt build hatchling hatch-vcs setuptools-scm
 COPY src src
-RUN python -m build --wheel --no-isolation --outdir /wheels
+# There is no git here to tell the version.
+ARG VERSION=0.2.0.dev0
+RUN SETUPTOOLS_SCM_PRETEND_VERSION_FOR_THINPIPE="$VERSION" python -m build --wheel --no-isolation --outdir /wheels
 
-FROM python:3.11-slim
+# Libraries in a virtual environment, which is all that the last stage takes: neither compilers nor caches.
+FROM $PYTHON AS libraries
 # The CPU build of torch by default; https://pypi.org/simple has the one with CUDA.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # Which extras of pyproject.toml come with it.
 ARG EXTRAS=swarm,report
-COPY .ci/constraints.txt /tmp/constraints.txt
+COPY .ci/constraints.txt /constraints.txt
 COPY --from=wheel /wheels /wheels
-RUN pip install --no-cache-dir --index-url "$TORCH_INDEX" "torch$(sed -n 's/^torch==/==/p' /tmp/constraints.txt)" \
-    && pip install --no-cache-dir --constraint /tmp/constraints.txt "$(echo /wheels/*.whl)[$EXTRAS]" \
-    && useradd --create-home --uid 1000 thinpipe \
+RUN python -m venv --without-pip /opt/thinpipe \
+    && pip --python /opt/thinpipe install --no-cache-dir --index-url "$TORCH_INDEX" "torch$(sed -n 's/^torch==/==/p' /constraints.txt)" \
+    && pip --python /opt/thinpipe install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.whl)[$EXTRAS]"
+
+FROM $PYTHON
+COPY --from=libraries /opt/thinpipe /opt/thinpipe
+RUN useradd --create-home --uid 1000 thinpipe \
     && mkdir /work \
     && chown thinpipe /work
+ENV PATH=/opt/thinpipe/bin:$PATH
 USER thinpipe
 WORKDIR /work
 ENTRYPOINT ["thinpipe"]
