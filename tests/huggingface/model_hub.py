@@ -11,7 +11,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @contextmanager
 def model_hub(name, folder):
-    """Yields the environment in which programs ask it, and the list of (agent's method, file) that were asked for."""
+    """Yields the environment in which programs ask it, and the list of (agent's method, file) that were asked for; the
+    method is "part" where it is a range of bytes."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -36,9 +37,11 @@ def model_hub(name, folder):
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
-            asked.append((self.command, path.name))
-            content = path.read_bytes()
-            self.send_response(200)
+            content, wanted = path.read_bytes(), re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            asked.append((self.command if wanted is None else "part", path.name))
+            if wanted is not None:
+                content = content[int(wanted[1]) : int(wanted[2]) + 1]
+            self.send_response(200 if wanted is None else 206)
             self.send_header("X-Repo-Commit", COMMIT)
             self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
             self.send_header("Content-Length", str(len(content)))

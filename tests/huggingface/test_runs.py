@@ -12,6 +12,7 @@ from tests.huggingface.run_files import CUTS, STEPS, run_of, words
 from tests.programs import events_of, files_of, train_until
 from thinpipe.checkpoint import find_checkpoint, load_model
 from thinpipe.cli import main
+from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml, load_toml
@@ -80,7 +81,7 @@ def test_tokens_of_another_tokenizer_are_refused_naming_both(base_of, tune_token
 
 
 def test_eval_measures_what_the_run_validated(base_of, tune_tokens, tmp_path, capsys):
-    config = run_of(base_of("qwen3"), tune_tokens, tmp_path / "run")
+    config = run_of(base_of("qwen3"), tune_tokens, tmp_path / "run", boundary=BoundaryConfig(preset="none"))
     Trainer(config).train()
     assert main(["eval", str(tmp_path / "run"), "--max-batches", "1"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.chats import write_run_data
 from thinpipe.api.planning import model_to_plan
+from thinpipe.boundary.sizes import id_nbytes, packed_nbytes
 from thinpipe.cli import main
 from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.config.model import ExecutionConfig
-from thinpipe.config.run import ModelSettings, ParallelismConfig, RunConfig, TrainingConfig
+from thinpipe.config.run import DataConfig, ModelSettings, ParallelismConfig, RunConfig, TrainingConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.planning.alternatives import find_alternatives
 from thinpipe.planning.fitting import machines_needed, memory_of_processes
@@ -175,6 +177,25 @@ def test_mistakes_are_named(config, flags, says, tmp_path, capsys):
     (tmp_path / "machines.toml").write_text(HOME)
     assert main(["plan", str(tmp_path / "run.toml"), "--machines", str(tmp_path / "machines.toml"), *flags]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_chats_have_two_flags_a_token_and_labels_go_from_the_first_machine_to_the_last(tmp_path, capsys):
+    (tmp_path / "machines.toml").write_text(HOME)
+    write_run_data(tmp_path / "chats", longest=20)
+    config, plans = settings(), {}
+    for name in ("text", "chats"):  # of text there are no tokens yet
+        (tmp_path / "run.toml").write_text(dump_toml(replace(config, data=DataConfig(path=tmp_path / name))))
+        command = ["plan", str(tmp_path / "run.toml"), "--machines", str(tmp_path / "machines.toml"), "--json"]
+        assert main(command) == 0
+        plans[name] = json.loads(capsys.readouterr().out)
+    text, chats = plans["text"], plans["chats"]
+    flags = packed_nbytes(config.training.seq_len + 1, 2) / config.training.seq_len
+    assert chats["boundary"]["bytes_per_token"] - text["boundary"]["bytes_per_token"] == pytest.approx(flags)
+    for plan in (text, chats):
+        sent = {link["link"]: link["bytes_per_token"] for link in plan["links"]}
+        first, inner, last = (sent[f"the link of home-{number} (up)"] for number in (1, 2, 4))
+        state = inner - last  # the last sends gradients alone, an inner one states too
+        assert id_nbytes(128_256) < first - state < 2 * id_nbytes(128_256)  # beside the sum of a step
 
 
 def test_boundaries_belong_to_the_plan_and_not_to_the_shapes(llama):

@@ -9,9 +9,10 @@ from thinpipe.config.boundary import refuse_registered_compressors
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.extras import require_extra
+from thinpipe.models.hf.model_hub import HubModel
 from thinpipe.planning.devices import precision_of
 from thinpipe.planning.machines import Machines, load_machines
-from thinpipe.planning.model_shape import resolve_model
+from thinpipe.planning.model_shape import has_chats, resolve_model
 from thinpipe.planning.planner import Plan, make_plan
 from thinpipe.planning.search import SearchResult, search
 from thinpipe.planning.stored_model import PlannedModel, StoredModel, cut, stored_model_of
@@ -50,13 +51,18 @@ def model_to_plan(settings: RunConfig, vocab_size: int | None) -> tuple[PlannedM
         return resolve_model(settings, vocab_size)
     if vocab_size is not None:
         raise UserError("--vocab-size is for models of thinpipe: model.hf has the vocabulary of its config.json")
-    here = stored_model_of(settings)
+    try:
+        here = stored_model_of(settings)
+    except UserError:
+        if HubModel.of(source) is None:
+            raise
+        here = None  # no connection to the model hub: config.json may be in the cache
     if here is not None:
         return here, []
     require_extra("transformers", extra="tune", feature="the plan of a model of which only config.json is here")
-    from thinpipe.models.hf.base_files import CONFIG, pinned_source
+    from thinpipe.models.hf.base_files import pinned_source
     from thinpipe.models.hf.base_shapes import base_shapes  # transformers takes seconds to import
-    from thinpipe.models.hf.config import read_json_object
+    from thinpipe.models.hf.config import CONFIG, read_json_object
 
     stated = read_json_object(pinned_source(source)[1] / CONFIG)
     model = StoredModel.of_shapes(base_shapes(stated), stated)
@@ -73,7 +79,8 @@ def plan_for(
     record: bool = False,
 ) -> tuple[Plan, SearchResult | None]:
     """The plan, and with `find_fastest` the result of the search. `record`: the plan keeps the timeline of a step."""
-    found = search(settings, model, machines, use_all_peers=use_all_peers) if find_fastest else None
+    chats = has_chats(settings)
+    found = search(settings, model, machines, use_all_peers=use_all_peers, chats=chats) if find_fastest else None
     if found is not None:
         settings, model = found.best.config, found.best.model
-    return make_plan(settings, model, machines, use_all_peers=use_all_peers, record=record), found
+    return make_plan(settings, model, machines, use_all_peers=use_all_peers, chats=chats, record=record), found

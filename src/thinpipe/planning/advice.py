@@ -5,6 +5,7 @@ Changes of settings are tried before changes of hardware. A change that affects 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from thinpipe.config.run import RunConfig
@@ -53,7 +54,7 @@ def advise(plan: Plan, *, use_all_peers: bool = False) -> list[Change]:
         if passes > MAX_PASSES:
             break
         try:
-            other = make_plan(config, model, machines, use_all_peers=use_all_peers)
+            other = make_plan(config, model, machines, use_all_peers=use_all_peers, chats=plan.chats)
         except UserError:
             continue
         speedup = other.tokens_per_second / plan.tokens_per_second
@@ -75,9 +76,8 @@ def _how_to_fit(plan: Plan, *, use_all_peers: bool) -> Iterator[str]:
         yield f"{load.machine.name} lacks {format_bytes(missing)} of {kind}: give it fewer blocks{others}"
     if plan.config.parallelism.pipeline_parallel_schedule == "GPipe" and len(plan.machine_loads) > 1:
         yield "set parallelism.pipeline_parallel_schedule = 1F1B, which keeps fewer micro-batches in flight"
-    steps = ways_to_fit(
-        plan.config, lambda config: memory_need(config, plan.model, plan.machines, use_all_peers=use_all_peers)
-    )
+    need = partial(memory_need, model=plan.model, machines=plan.machines, use_all_peers=use_all_peers, chats=plan.chats)
+    steps = ways_to_fit(plan.config, need)
     for index, step in enumerate(steps):
         yield f"{'and set' if index else 'set'} {step.in_words()}"
     if not steps or not steps[-1].need.fits:

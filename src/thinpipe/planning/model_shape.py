@@ -1,4 +1,5 @@
-"""Model config of a run whose tokens and weights may not exist yet; guesses are returned as assumptions."""
+"""Model config of a run whose tokens and weights may not exist yet, guesses being returned as assumptions; and whether
+the tokens are chats."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,12 @@ def resolve_model(config: RunConfig, vocab_size: int | None) -> tuple[ModelConfi
     size = PRESETS[config.model.preset].vocab_size
     said = f"a vocabulary of {size:,} tokens, the preset's, since {config.data.path} holds no tokens (--vocab-size)"
     return config.model.resolve(size), [said]
+
+
+def has_chats(config: RunConfig) -> bool:
+    """Whether the run's tokens are here and are chats, whose ids have flags. Raises UserError."""
+    tokens = config.data.path / "train"
+    return has_tokens(tokens) and read_manifest(tokens).is_chat
 
 
 def _model_of_checkpoint(path: Path) -> ModelConfig:

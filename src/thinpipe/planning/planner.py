@@ -58,6 +58,8 @@ class Plan:
     """Assumptions behind the figures, one sentence each."""
     refusal: str = ""
     """Error with which the hub would refuse to start the run; empty if the hub would start it."""
+    chats: bool = False
+    """Whether messages hold the flags of chats."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -116,14 +118,20 @@ def utilization_of(link: str, share: float) -> Utilization:
 
 
 def make_plan(
-    config: RunConfig, model: PlannedModel, machines: Machines, *, use_all_peers: bool = False, record: bool = False
+    config: RunConfig,
+    model: PlannedModel,
+    machines: Machines,
+    *,
+    use_all_peers: bool = False,
+    chats: bool = False,
+    record: bool = False,
 ) -> Plan:
     """Plans the run. Raises UserError if the settings cannot run on these machines, whatever their memory.
 
-    `use_all_peers`: give every machine a stage if possible, as the setting `hub.use_all_peers` does. `record`: keep the
-    spans of the timeline.
+    `use_all_peers`: give every machine a stage if possible, as the setting `hub.use_all_peers` does. `chats`: the run
+    trains on chats, whose tokens have flags. `record`: keep the spans of the timeline.
     """
-    costs, messages = segment_costs(model, config), message_sizes(model, config)
+    costs, messages = segment_costs(model, config), message_sizes(model, config, chats=chats)
     placed = _place(config, model, machines, costs, messages, use_all_peers=use_all_peers)
     chosen, actions = placed.chosen, _actions(config, len(placed.chosen))
     timeline = simulate(_step_spec(config, model, machines, placed, costs, messages, actions), record=record)
@@ -142,13 +150,16 @@ def make_plan(
             *_offload_assumptions(chosen, costs),
         ),
         refusal=placed.refusal,
+        chats=chats,
     )
 
 
-def memory_need(config: RunConfig, model: PlannedModel, machines: Machines, *, use_all_peers: bool = False) -> Need:
+def memory_need(
+    config: RunConfig, model: PlannedModel, machines: Machines, *, use_all_peers: bool = False, chats: bool = False
+) -> Need:
     """Memory of the machine that lacks the most, or has the least to spare; nothing is simulated. Raises UserError as
     `make_plan`."""
-    costs, messages = segment_costs(model, config), message_sizes(model, config)
+    costs, messages = segment_costs(model, config), message_sizes(model, config, chats=chats)
     placed = _place(config, model, machines, costs, messages, use_all_peers=use_all_peers)
     loads = _loads(config, model, placed, costs, _actions(config, len(placed.chosen)))
     tightest = max(loads, key=lambda load: load.memory.total - load.machine.memory_nbytes)

@@ -33,10 +33,12 @@ class SearchResult:
     """True if no single change of `best` is faster; False if the budget ran out."""
 
 
-def search(config: RunConfig, model: PlannedModel, machines: Machines, *, use_all_peers: bool = False) -> SearchResult:
+def search(
+    config: RunConfig, model: PlannedModel, machines: Machines, *, use_all_peers: bool = False, chats: bool = False
+) -> SearchResult:
     """Runs the search. The result is never slower than the run's own settings if those fit. Raises UserError if nothing
     that was tried fits."""
-    climb = _HillClimb(machines, use_all_peers)
+    climb = _HillClimb(machines, use_all_peers, chats)
     shapes = [model, *_cuts(config, model, machines)]
     climb.evaluate((config, shape) for shape in shapes)
     converged = False
@@ -58,8 +60,8 @@ def search(config: RunConfig, model: PlannedModel, machines: Machines, *, use_al
 class _HillClimb:
     """Best plan so far, and the budget used."""
 
-    def __init__(self, machines: Machines, use_all_peers: bool) -> None:
-        self.machines, self.use_all_peers = machines, use_all_peers
+    def __init__(self, machines: Machines, use_all_peers: bool, chats: bool) -> None:
+        self.machines, self.use_all_peers, self.chats = machines, use_all_peers, chats
         self.best: Plan | None = None
         self.problem = "nothing fits"
         self.seen: set[Choice] = set()
@@ -79,7 +81,7 @@ class _HillClimb:
             self.seen.add(choice)
             self._passes += 2 * choice[0].microbatches * len(self.machines.machines)
             try:
-                plan = make_plan(*choice, self.machines, use_all_peers=self.use_all_peers)
+                plan = make_plan(*choice, self.machines, use_all_peers=self.use_all_peers, chats=self.chats)
             except UserError as error:
                 self.problem = str(error)
                 continue

@@ -1,5 +1,6 @@
-"""Shapes of a Hugging Face model that is to be trained as it is, from the headers of its files or, where only its
-config.json is here, from transformers (`models/hf/base_shapes.py`). Imports no torch or transformers.
+"""Shapes of a Hugging Face model that is to be trained as it is: from the headers of its files, in a folder or on the
+Hugging Face hub, or, where only its config.json is known, from transformers (`models/hf/base_shapes.py`). Imports no
+torch or transformers.
 
 `stored_costs.py` counts memory and work from them.
 """
@@ -13,12 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from thinpipe.config.huggingface_model import HUB_PREFIX, HuggingFaceModelConfig
+from thinpipe.config.huggingface_model import HuggingFaceModelConfig
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.config.segments import refuse_wrong_boundaries, segments_between
 from thinpipe.core.errors import UserError
+from thinpipe.core.extras import require_extra
 from thinpipe.core.safetensors_header import ITEM_BITS, tensor_places
+from thinpipe.models.hf.config import CONFIG
+from thinpipe.models.hf.model_hub import HubModel
 
 Shape = tuple[int, ...]
 _BLOCK = re.compile(r"(?:^|\.)(\d+)\.")
@@ -88,10 +92,25 @@ class StoredModel:
         listed = [*_headers(folder)]
         if not listed:
             raise UserError(f"{folder} has no safetensors files")
-        count = sum(math.prod(shape) for _, shape, _ in listed)
-        nbytes = sum(math.prod(shape) * item_nbytes for _, shape, item_nbytes in listed)
-        shapes = [(name, shape) for name, shape, _ in listed]
-        return cls.of_shapes(shapes, read_config(folder), item_nbytes=nbytes / max(1, count))
+        return cls._of_headers(listed, read_config(folder))
+
+    @classmethod
+    def read_hub(cls, hub: HubModel) -> "StoredModel":
+        """As `read`, of a model on the Hugging Face hub; no weights are downloaded. Raises UserError."""
+        require_extra("huggingface_hub", extra="tune", feature=f"model.hf = {str(hub)!r}")
+        config = hub.fetch(CONFIG)
+        if config is None:
+            raise UserError(f"{hub} has no {CONFIG}")
+        pinned = HubModel(hub.name, config.parent.name)
+        return cls._of_headers([*pinned.shapes()], read_config(config.parent))
+
+    @classmethod
+    def _of_headers(cls, listed: list[tuple[str, str, Shape]], stated: Mapping[str, Any]) -> "StoredModel":
+        """`listed`: name, type and shape of every tensor; `stated`: content of config.json."""
+        count = sum(math.prod(shape) for _, _, shape in listed)
+        nbytes = sum(math.prod(shape) * ITEM_BITS.get(dtype, 8 * _PUBLISHED_NBYTES) / 8 for _, dtype, shape in listed)
+        shapes = ((name, shape) for name, _, shape in listed)
+        return cls.of_shapes(shapes, stated, item_nbytes=nbytes / max(1, count))
 
     @property
     def dim(self) -> int:
@@ -120,9 +139,13 @@ def has_weights(folder: Path) -> bool:
 
 
 def stored_model_of(config: RunConfig) -> StoredModel | None:
-    """The base of a run, cut as the run cuts it; None if the run has none, or if its files are not here."""
+    """The base of a run, cut as the run cuts it; None if the run has none, or if its folder has no weights. Raises
+    UserError, also for a model on the Hugging Face hub of which neither files are here nor headers can be read."""
     source = config.model.hf
-    if source is None or source.startswith(HUB_PREFIX) or not has_weights(Path(source)):
+    hub = None if source is None else HubModel.of(source)
+    if hub is not None:
+        return cut(StoredModel.read_hub(hub), config)
+    if source is None or not has_weights(Path(source)):
         return None
     return cut(StoredModel.read(Path(source)), config)
 
@@ -135,7 +158,7 @@ def cut(model: StoredModel, config: RunConfig) -> StoredModel:
 def read_config(folder: Path) -> dict[str, Any]:
     """Content of config.json; empty if it cannot be read, which is said elsewhere."""
     with suppress(OSError, ValueError):
-        stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        stated = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if isinstance(stated, dict):
             return stated
     return {}
@@ -172,8 +195,7 @@ def _stated_nbytes(stated: Mapping[str, Any]) -> float:
     return {"float64": 8, "float32": 4}.get(str(dtype), _PUBLISHED_NBYTES)
 
 
-def _headers(folder: Path) -> Iterator[tuple[str, Shape, float]]:
-    """Name, shape and bytes of a number of every tensor."""
+def _headers(folder: Path) -> Iterator[tuple[str, str, Shape]]:
+    """Name, type and shape of every tensor."""
     for path in sorted(folder.glob("*.safetensors")):
-        for name, place in tensor_places(path).items():
-            yield name, place.shape, ITEM_BITS.get(place.dtype, 8 * _PUBLISHED_NBYTES) / 8
+        yield from ((name, place.dtype, place.shape) for name, place in tensor_places(path).items())

@@ -85,13 +85,13 @@ def _check(
         return
     try:
         stored = stored_model_of(config)
-        if stored is None and config.model.hf is not None:  # on a model hub: nothing of it may be here yet
+        if stored is None and config.model.hf is not None:  # no weights here: the run itself says so
             return
         model = stored or resolve_model(config, None)[0]
         attention: AttentionKernel = "fused"
         if device is not None and not isinstance(model, StoredModel):
             attention = kernel_of(config, model, device)
-    except UserError:  # of the settings: the run itself raises it, with more words
+    except UserError:  # of the settings, or no connection to a model hub: the run itself raises it, with more words
         return
     refuse_if_too_large(
         config, LocalFit(model=model, budget=budget, ranks=ranks, starting=starting, attention=attention)

@@ -17,8 +17,9 @@ from torch import Tensor
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
 from thinpipe.core.foreign import decode_foreign
-from thinpipe.models.hf.base_files import CONFIG, open_source
+from thinpipe.models.hf.base_files import open_source
 from thinpipe.models.hf.base_statement import DTYPES, BaseStatement, StatedTensor, content_sha256, tensor_sha256
+from thinpipe.models.hf.config import CONFIG
 from thinpipe.models.hf.weights import StoredTensors
 
 _STATEMENT, _RECEIVED, _OWN = "base.json", "tensors", "own_source.txt"

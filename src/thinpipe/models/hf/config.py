@@ -13,6 +13,8 @@ from thinpipe.config.huggingface_format import HFConfig, HuggingFaceFormat
 from thinpipe.config.model import ModelConfig
 from thinpipe.core.errors import UserError
 
+CONFIG, SINGLE_FILE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+"""Files of a folder or of a model on a hub: the weights are in one file, or in those that the index names."""
 PROJECTION_MODEL_TYPE = "thinpipe_projection"
 """model_type of folders written by `models.hf.projection`, which cannot be imported."""
 
@@ -23,7 +25,7 @@ def load_config(folder: str | Path) -> ModelConfig:
     Change `boundaries` or `tied` with `dataclasses.replace`; for Llama `max_seq_len` too (GPT-2 has a row for each
     position).
     """
-    path = Path(folder) / "config.json"
+    path = Path(folder) / CONFIG
     stored = read_json_object(path)
     try:
         if stored.get("model_type") == PROJECTION_MODEL_TYPE:

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from thinpipe.config.huggingface_model import HuggingFaceModelConfig
 from thinpipe.core.files import write_atomically
-from thinpipe.models.hf.base_files import CONFIG, base_file
+from thinpipe.models.hf.base_files import base_file
 from thinpipe.models.hf.base_tensors import open_tensors
 from thinpipe.models.hf.blocks import OwnBlock
+from thinpipe.models.hf.config import CONFIG, INDEX, SINGLE_FILE
 from thinpipe.models.hf.decoder import HuggingFaceModel
 from thinpipe.models.hf.hollow import quiet
 from thinpipe.models.hf.merging import Merging
 from thinpipe.models.hf.model_of_run import TOKENIZER_FILES
-from thinpipe.models.hf.weights import INDEX, SINGLE_FILE
 
 SHARD_NBYTES = 2_000_000_000
 """Largest file of weights, and so about the memory that merging needs."""

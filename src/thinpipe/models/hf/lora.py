@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.device.counter_random import uniform
-from thinpipe.models.hf.base_files import HubModel
 from thinpipe.models.hf.layer_plan import LayerPlan, UnsupportedModelError
+from thinpipe.models.hf.model_hub import HubModel
 
 if TYPE_CHECKING:
     from thinpipe.models.hf.decoder import HuggingFaceModel

@@ -19,12 +19,12 @@ from thinpipe.config.model import ModelConfig
 from thinpipe.config.model_family import FamilySpec
 from thinpipe.core.errors import UserError
 from thinpipe.core.safetensors_header import TensorPlace, tensor_nbytes, tensor_places
-from thinpipe.models.hf.config import hf_config, load_config, read_json_object
+from thinpipe.models.hf.config import CONFIG, INDEX, SINGLE_FILE, hf_config, load_config, read_json_object
 from thinpipe.models.model import Model, Segment
 
 __all__ = ["load_config", "load_weights", "save"]
 
-SINGLE_FILE, INDEX, PICKLE_FILES = "model.safetensors", "model.safetensors.index.json", "pytorch_model*.bin"
+PICKLE_FILES = "pytorch_model*.bin"
 HEAD = "last.lm_head.weight"
 SHARD_BYTES = 5_000_000_000
 
@@ -198,7 +198,7 @@ def write_folder(
     _write_tensors(parameters, names, folder, max_shard_bytes)
     dtype = str(next(iter(parameters.values())).dtype).removeprefix("torch.")
     # Written last: an incomplete folder has no config.json and does not load.
-    _write_json(folder / "config.json", {**config, "torch_dtype": dtype})
+    _write_json(folder / CONFIG, {**config, "torch_dtype": dtype})
 
 
 def _write_tensors(parameters: dict[str, Tensor], names: ParameterNames, folder: Path, max_shard_bytes: int) -> None:

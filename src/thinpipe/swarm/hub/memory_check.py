@@ -7,7 +7,6 @@ A hub makes the first weights, one segment at a time; what its peers need it kno
 from dataclasses import replace
 
 from thinpipe.config.hub import HubConfig, UpConfig
-from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.units import format_bytes
@@ -15,6 +14,7 @@ from thinpipe.device.host import is_surely_cpu, refuse_absent_accelerator
 from thinpipe.planning.fitting import LocalFit
 from thinpipe.planning.model_shape import resolve_model
 from thinpipe.planning.segment_costs import segment_costs, shared_nbytes
+from thinpipe.planning.stored_model import PlannedModel, StoredModel, stored_model_of
 from thinpipe.training.memory_check import host_budget, refuse_if_too_large
 
 
@@ -40,20 +40,20 @@ def check_up(config: UpConfig) -> None:
     refuse_if_too_large(together, fit)
 
 
-def _model(run: RunConfig) -> ModelConfig | None:
-    """None if the size is not to be checked, or not known: of a published model, whose weights the hub does not
-    make, and of invalid settings, of which the hub itself says more."""
-    if run.model.hf is not None or not run.training.check_memory:
+def _model(run: RunConfig) -> PlannedModel | None:
+    """None if the size is not to be checked, or not known: of a published model of which no weights are here, and of
+    invalid settings, of which the hub itself says more."""
+    if not run.training.check_memory:
         return None
     try:
-        return resolve_model(run, None)[0]
+        return resolve_model(run, None)[0] if run.model.hf is None else stored_model_of(run)
     except UserError:
         return None
 
 
 def _check_first_weights(run: RunConfig) -> None:
     model = _model(run)
-    if model is None:
+    if model is None or isinstance(model, StoredModel):  # the weights of a published model are not made
         return
     budget, costs = host_budget(), segment_costs(model, run)
     index = max(range(len(costs)), key=lambda each: costs[each].weights_nbytes)

@@ -16,9 +16,10 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.extras import require_extra
 from thinpipe.core.foreign import ProtocolError, decode_foreign, sanitize
 from thinpipe.core.units import format_bytes
-from thinpipe.models.hf.base_files import HubModel, open_source
+from thinpipe.models.hf.base_files import open_source
 from thinpipe.models.hf.base_statement import BaseStatement, StatedTensor
 from thinpipe.models.hf.base_tensors import PeerBase
+from thinpipe.models.hf.model_hub import HubModel
 from thinpipe.swarm.peer.file_transfer import OnProgress, fetch, stat
 from thinpipe.swarm.peer.hub_settings import model_on_a_hub
 from thinpipe.swarm.peer.request_pipeline import FileTransferError, RateLimiter
