@@ -2,21 +2,23 @@
 
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.huggingface.run_files import WAYS, run_of
+from thinpipe.config.hub import UpConfig
 from thinpipe.config.huggingface_model import LoraConfig
-from thinpipe.config.run import CheckpointConfig
+from thinpipe.config.run import CheckpointConfig, RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import UserError
 from thinpipe.models.hf.model_of_run import model_of_run
 from thinpipe.planning.fitting import memory_of_processes
 from thinpipe.planning.memory_budget import MemoryBudget
 from thinpipe.planning.stored_model import stored_model_of
+from thinpipe.swarm.hub.memory_check import check_up
 from thinpipe.training import memory_check
 from thinpipe.training.engine import Engine
 
@@ -107,6 +109,9 @@ def test_a_run_that_is_too_large_is_refused_without_torch(base_of, tune_tokens, 
     with pytest.raises(UserError, match="the run needs") as refused:
         memory_check.check_before_torch(long)
     assert "check_memory = false" in str(refused.value)
+    settings = {field.name: getattr(long, field.name) for field in fields(RunConfig)}
+    with pytest.raises(UserError, match="memory for 4 processes"):
+        check_up(UpConfig(**settings, peers=4))
     (tmp_path / "run.toml").write_text(dump_toml(long))
     script = (
         "import sys; from pathlib import Path; from thinpipe.config.run import RunConfig; "

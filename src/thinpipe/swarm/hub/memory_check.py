@@ -14,7 +14,7 @@ from thinpipe.device.host import is_surely_cpu, refuse_absent_accelerator
 from thinpipe.planning.fitting import LocalFit
 from thinpipe.planning.model_shape import resolve_model
 from thinpipe.planning.segment_costs import segment_costs, shared_nbytes
-from thinpipe.planning.stored_model import PlannedModel, StoredModel, stored_model_of
+from thinpipe.planning.stored_model import PlannedModel, stored_model_of
 from thinpipe.training.memory_check import host_budget, refuse_if_too_large
 
 
@@ -52,8 +52,8 @@ def _model(run: RunConfig) -> PlannedModel | None:
 
 
 def _check_first_weights(run: RunConfig) -> None:
-    model = _model(run)
-    if model is None or isinstance(model, StoredModel):  # the weights of a published model are not made
+    model = _model(run) if run.model.hf is None else None  # weights of a published model are not made
+    if model is None:
         return
     budget, costs = host_budget(), segment_costs(model, run)
     index = max(range(len(costs)), key=lambda each: costs[each].weights_nbytes)
