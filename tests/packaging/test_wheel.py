@@ -3,16 +3,20 @@
 Nothing is downloaded: libraries are links to those of this environment, and `pip check` says whether any is missing.
 """
 
+import re
 import subprocess
 import sys
 import tarfile
 import venv
+import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
+from tests.packaging.libraries import constraints, known_good, needed, users_requirements
 from tests.readme.pages import ROOT, blocks, commands, marked
 
 RUN = """
@@ -35,21 +39,12 @@ def call(*command, folder, status=0):
     return done.stdout + done.stderr
 
 
-def link_libraries(requirement, site, *, linked):
-    """The library, and what it needs in turn, into another environment."""
-    name = requirement.name.lower().replace("_", "-")
-    if name in linked:
-        return
-    linked.add(name)
+def link_library(name, site):
+    """Into another environment."""
     found = distribution(name)
     for top in {Path(file).parts[0] for file in found.files} - {"..", "__pycache__"}:
         if not (site / top).exists():
             (site / top).symlink_to(Path(found.locate_file(top)))
-    for text in found.requires or ():
-        wanted = Requirement(text)
-        extras = requirement.extras or {""}
-        if wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in extras):
-            link_libraries(wanted, site, linked=linked)
 
 
 @pytest.fixture(scope="module")
@@ -71,27 +66,47 @@ def environment(folder, wheel, extras=()):
     lines = [
         line.partition(": ")[2] for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist: ")
     ]
-    linked = {"thinpipe"}
-    for wanted in map(Requirement, lines):
-        if wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
-            link_libraries(wanted, site, linked=linked)
+    for name in needed(lines, extras=extras):
+        link_library(name, site)
     call(*pip, "check", folder=folder)
     return folder / "bin"
 
 
-def test_the_sdist_has_the_tests_and_the_documents(built):
+def test_the_index_will_read_both(built):
+    assert call(sys.executable, "-m", "twine", "check", "--strict", *built, folder=built[0].parent).count("PASSED") == 2
+
+
+def test_the_sdist_has_all_that_is_kept_but_results(built):
+    """So that tests can be run and the site be made from it."""
     with tarfile.open(built[0]) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {
-        "README.md",
-        "ARCHITECTURE.md",
-        "LICENSE",
-        "Dockerfile",
-        ".ci/constraints.txt",
-        "docs/README.md",
-        "tests/packaging/test_wheel.py",
-        "examples/quickstart.toml",
-    } <= names
+        names = {name.partition("/")[2] for name in archive.getnames() if not archive.getmember(name).isdir()}
+    assert {"PKG-INFO", "README.md", "LICENSE", "CITATION.cff", "Dockerfile", "compose.yaml", "known-good.txt"} <= names
+    assert {".ci/constraints.txt", ".github/workflows/release.yml", "docs/make_site.py", "docs/overview.png"} <= names
+    assert {"tests/packaging/test_wheel.py", "examples/quickstart.toml", "benchmarks/overview.py"} <= names
+    assert not [name for name in names if re.search(r"__pycache__|\.pyc$|^(runs|joined|tokens|build|dist)/", name)]
+    tops = {name.partition("/")[0] for name in names}
+    assert tops <= {path.name for path in ROOT.iterdir()} | {"PKG-INFO"}
+
+
+def test_the_wheel_has_the_package_alone(built):
+    with zipfile.ZipFile(built[1]) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
+    package = {name for name in names if ".dist-info/" not in name}
+    sources = (path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    assert package == {path.relative_to(ROOT / "src").as_posix() for path in sources}
+    assert {name.partition("/")[0] for name in package} == {"thinpipe"}
+    assert {"thinpipe/py.typed", "thinpipe/monitor/page.html", "thinpipe/data/sample/train-alice.txt"} <= package
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    assert "Project-URL: Homepage, https://github.com/thinpipe/thinpipe" in metadata.splitlines()
+    assert re.search(r"^License-Expression: Apache-2.0$", metadata, re.MULTILINE)
+
+
+def test_known_good_versions_are_those_of_ci_and_within_the_ranges():
+    assert (ROOT / "known-good.txt").read_text() == known_good(), "run: python -m tests.packaging.libraries"
+    pinned = {name: Version(line.partition("==")[2]) for name, line in constraints().items()}
+    for wanted in map(Requirement, users_requirements()):
+        assert pinned[wanted.name.lower().replace("_", "-")] in wanted.specifier, wanted
 
 
 @pytest.mark.timeout(900)
