@@ -223,6 +223,13 @@ def test_no_run_is_a_user_error(tmp_path):
         thinpipe.Run.open(tmp_path)
 
 
+def test_adapters_are_an_override_like_any_other():
+    config = run_settings(thinpipe.RunConfig(), {"model": {"hf": "a-model"}, "lora": {"r": 4}})
+    assert (config.model.hf, config.lora.r) == ("a-model", 4)
+    with pytest.raises(thinpipe.UserError, match=r"\[lora\] adapts a Hugging Face model: set model.hf"):
+        run_settings(thinpipe.RunConfig(), {"lora": {"r": 4}})
+
+
 def test_overrides_change_keys_and_leave_the_others(run_config, tmp_path):
     changed = run_settings(run_config, {"model": {"subspace": {"width": 8}}, "job": {"dump_folder": tmp_path}})
     assert changed.model.subspace == replace(run_config.model.subspace, width=8)

@@ -11,7 +11,7 @@ from thinpipe.config.boundary import refuse_registered_name
 from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.config.presets import settings_file
 from thinpipe.config.run import RunConfig
-from thinpipe.config.toml import from_table, load_toml
+from thinpipe.config.toml import from_table, load_toml, refuse_unknown_keys
 from thinpipe.core.errors import UserError
 
 
@@ -19,7 +19,7 @@ def run_settings(config: RunConfig | Path | str, overrides: Mapping[str, Any]) -
     """`config`: settings, the path of a run file, or "preset:NAME". `overrides`, by section: a dictionary of the keys
     to change (`{"steps": 100}`), or a settings object that replaces the section. Raises UserError."""
     settings = config if isinstance(config, RunConfig) else load_toml(settings_file(str(config)), RunConfig)
-    from_table({section: {} for section in overrides}, RunConfig, where="overrides")  # raises for an unknown section
+    refuse_unknown_keys({section: {} for section in overrides}, RunConfig, where="overrides")
     sections = {section: _changed(section, getattr(settings, section), overrides[section]) for section in overrides}
     return replace(settings, **sections)
 
