@@ -7,11 +7,7 @@ extensions = ["myst_parser", "sphinx_copybutton"]
 root_doc = "index"
 html_theme = "furo"
 html_title = "thinpipe"
-html_theme_options = {
-    "source_repository": "https://github.com/thinpipe/thinpipe/",
-    "source_branch": "main",
-    "source_directory": "docs/",
-}
+html_theme_options = {"top_of_page_buttons": []}  # they would lead to copies
 html_copy_source = False
 html_show_sourcelink = False
 highlight_language = "none"

@@ -74,7 +74,8 @@ def contents(index: str, site: dict[str, str]) -> str:
         seen |= set(listed)
         lines = "\n".join(name.removesuffix(".md") for name in listed)
         lists.append(f"```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{lines}\n```\n")
-    about = "```{toctree}\n:hidden:\n\nabout\n```\n"
+    home = ON_THE_WEB.partition("/{kind}")[0]
+    about = f"```{{toctree}}\n:hidden:\n\nWhat it is, what it costs <about>\nRepository <{home}>\n```\n"
     return "\n".join([about, *lists])
 
 
