@@ -25,8 +25,8 @@ RUN python -m venv --without-pip /opt/thinpipe \
 FROM $PYTHON
 COPY --from=libraries /opt/thinpipe /opt/thinpipe
 RUN useradd --create-home --uid 1000 thinpipe \
-    && mkdir /work \
-    && chown thinpipe /work
+    && mkdir /work /shared \
+    && chown thinpipe /work /shared
 ENV PATH=/opt/thinpipe/bin:$PATH
 USER thinpipe
 WORKDIR /work

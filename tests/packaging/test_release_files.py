@@ -40,7 +40,7 @@ def thinpipe_commands(script):
     words = []
     for word in [*lexer, ";"]:
         if set(word) <= set(";|&<>"):
-            words = words[1:] if words[:1] == ["exec"] else words
+            words = words[1:] if words[:1] == ["exec"] else words[2:] if words[:2] == ["then", "exec"] else words
             if words[:1] == ["thinpipe"] and words[1:]:
                 yield words[1:]
             words = []

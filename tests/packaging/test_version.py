@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,9 @@ def test_sources_that_are_not_installed_have_a_version():
     script = "import sys; sys.path.insert(0, sys.argv[1]); import thinpipe; print(thinpipe.__version__)"
     folder = str(Path(thinpipe.__file__).parents[1])
     assert run(sys.executable, "-I", "-S", "-c", script, folder, folder=folder) == NEXT
+
+
+def test_the_next_version_is_the_same_everywhere():
+    fallback = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["version"]["fallback-version"]
+    assert fallback == thinpipe._VERSION_NOT_INSTALLED == NEXT
+    assert f"ARG VERSION={NEXT}\n" in (ROOT / "Dockerfile").read_text()
