@@ -138,7 +138,7 @@ def begin(generation, membership):
         max_steps=10_000,
     )
     plan.in_words(step_seconds)
-    format_event(start_event(generation, membership, 3))
+    format_event(start_event(generation, membership, 3, who_reads=""))
     rates = dict(zip(generation.names, plan.bytes_per_second, strict=True))
     start = GenerationStart(
         settings="",

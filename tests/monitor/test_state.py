@@ -73,6 +73,19 @@ def test_eight_stages_fit_a_narrow_terminal():
     assert printed.count("Mbps →") == 7
 
 
+def test_who_can_read_the_data_is_said_by_the_newest_generation():
+    events = [
+        GenerationStarted(generation=number, step=0, peers=peers("anna"), who_reads=f"who can read it: {words}")
+        for number, words in enumerate(("all", "the \x1bhub"))
+    ]
+    snapshot = snapshot_of("r", events)
+    assert snapshot.who_reads == "who can read it: the  hub"
+    console = Console(file=io.StringIO(), width=60)
+    console.print(render(snapshot, 1003.0, width=60))
+    assert "\nwho can read it: the  hub\n" in console.file.getvalue()
+    assert snapshot_of("r", [GenerationStarted(generation=1, step=0, peers=[])]).who_reads == ""
+
+
 def test_an_old_log_says_less_and_is_shown():
     snapshot = snapshot_of("r", [started(dim=0), step(1, links=[link(0, True)], busy=[0.5, 0.5])])
     assert [stage.segments for stage in snapshot.stages] == [[], []]

@@ -202,5 +202,6 @@ def test_programs_keep_the_ends_and_say_who_reads(run_config, programs, tmp_path
         assert re.search(rf"^{sentence}[^\n]*\n([^\n]*\n)?joined run hub_run as ", program.printed), program.printed
     begun = events_of(config, GenerationStarted)
     assert begun
+    assert all(event.who_reads.startswith(sentence) for event in begun)
     assert all([place.name for place in event.peers][1:-1] == ["p0"] for event in begun)
     assert files_of(config, 12) == files_of(alone, 12)

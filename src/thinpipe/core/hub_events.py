@@ -37,6 +37,8 @@ class GenerationStarted(Event, frozen=True, kw_only=True, tag="generation_starte
     """Peers in pipeline order."""
     bottleneck: str = ""
     """Slowest part of the pipeline according to the measurements, in words."""
+    who_reads: str = ""
+    """Who can read the data, in one sentence; empty in the logs of older hubs."""
 
 
 RUN_ENDING_CAUSES = ("finished", "not_finite", "stopped")

@@ -53,6 +53,6 @@ def _run_findings(path: Path, host: bool) -> Iterator[Finding]:
     except UserError as error:
         yield problem("settings", str(error), "Correct the settings file.")
         return
-    yield from run_findings(settings)
+    yield from run_findings(settings, keep_ends=settings.hub.keep_ends)
     if host:
         yield port_finding(settings)

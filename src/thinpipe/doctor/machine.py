@@ -19,6 +19,7 @@ _EXTRAS = {
     "swarm": ("nats", "nkeys", "cryptography"),
     "hf": ("transformers", "datasets"),
     "tune": ("transformers", "peft"),
+    "qlora": ("bitsandbytes",),
     "parquet": ("pyarrow",),
     "dashboard": ("starlette", "uvicorn"),
     "prometheus": ("prometheus_client",),

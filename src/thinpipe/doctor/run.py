@@ -7,6 +7,7 @@ import socket
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, find_checkpoint, model_config_of
@@ -21,6 +22,7 @@ from thinpipe.core.run_folder import checkpoints_path
 from thinpipe.core.units import format_bytes
 from thinpipe.data import Tokens, has_tokens, progress_bar
 from thinpipe.device.choice import choose_device
+from thinpipe.doctor.base import base_findings, base_problem, find_base
 from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.doctor.machine import missing_extras
 from thinpipe.models.hf.base_tensors import PeerBase
@@ -35,8 +37,23 @@ _SHOWN_BY_EXTRAS = ("dashboard", "prometheus", "tensorboard", "wandb")
 """Settings of `metrics` that need the extra of the same name."""
 
 
-def run_findings(config: RunConfig) -> list[Finding]:
-    return [*_size_findings(config), *_metrics(config)]
+def run_findings(config: RunConfig, *, keep_ends: Sequence[str] = ()) -> list[Finding]:
+    """`keep_ends`: machines of the hub's owner, which alone compute the first and the last segment."""
+    sizes = _size_findings(config) if config.model.hf is None else _published_findings(config, keep_ends)
+    return [*sizes, *_metrics(config)]
+
+
+def _published_findings(config: RunConfig, keep_ends: Sequence[str]) -> list[Finding]:
+    """Findings for a run that trains a Hugging Face model."""
+    data, dataset_info = _data(config)
+    try:
+        base = find_base(config, dataset_info)
+    except UserError as error:
+        return [data, base_problem(error)]
+    newest = CheckpointFolder(checkpoints_path(config.job.dump_folder)).newest_complete(layers=())[0]
+    chats = dataset_info is not None and dataset_info.chats
+    of_base = base_findings(config, base, newest, chats=chats, keep_ends=keep_ends)
+    return [data, *of_base, _disk(config, base.shapes), _memory(config, base.shapes)]
 
 
 def _size_findings(config: RunConfig) -> list[Finding]:
@@ -100,7 +117,7 @@ def _model(config: RunConfig, dataset_info: DatasetInfo | None) -> ModelConfig |
     return None if dataset_info is None else config.model.resolve(dataset_info.vocab_size)
 
 
-def _disk(config: RunConfig, model: ModelConfig | None) -> Finding:
+def _disk(config: RunConfig, model: PlannedModel | None) -> Finding:
     folder = config.job.dump_folder
     place = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
     try:
@@ -135,7 +152,7 @@ def _held(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _memory(config: RunConfig, model: ModelConfig) -> Finding:
+def _memory(config: RunConfig, model: PlannedModel) -> Finding:
     """Compares the memory of this machine with that of the whole run, as `thinpipe train` runs all of it here; a run of
     several machines must have room here for its largest segment."""
     try:

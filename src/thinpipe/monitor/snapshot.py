@@ -99,6 +99,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     recoveries: list[Recovery]
     exactness: str
     """Whether the run is still bit for bit that of an undisturbed one, in words; empty if unknown."""
+    who_reads: str
+    """Who can read the data of a hub's run, in one sentence; empty if unknown."""
     commit_alarm: str
     """Since when and why no commits come, in words; empty while they do."""
     notes: list[Note]

@@ -44,7 +44,7 @@ class RunState:
         self._exactness = Exactness()
         self._commit_alarm = ""
         self.recomputed, self.commit_losses = DownsampledCurve(), DownsampledCurve()
-        self._audit = ""
+        self._audit = self._who_reads = ""
         self._alarms: deque[str] = deque(maxlen=_ALARMS)
         self._interrupted_by: GenerationEnded | None = None
         """End of the last generation, until a step is finished again."""
@@ -61,7 +61,7 @@ class RunState:
             case GenerationStarted():
                 self.state, self.generation, self._peers = "running", event.generation, event.peers
                 self._present |= dict.fromkeys(peer.name for peer in event.peers)
-                self.rolling_stats = RollingStats()
+                self.rolling_stats, self._who_reads = RollingStats(), printable(event.who_reads)
             case PeerJoined():
                 self._present[event.peer] = None
             case PeerLeft() if self.state != "finished":  # peers that leave a finished run are not lost
@@ -149,6 +149,7 @@ class RunState:
             alarms=list(self._alarms),
             recoveries=list(self._recoveries),
             exactness=printable(self._exactness.in_words()),
+            who_reads=self._who_reads,
             commit_alarm=self._commit_alarm,
             notes=list(self._notes),
         )

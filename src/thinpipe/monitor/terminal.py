@@ -34,6 +34,8 @@ def render(snapshot: Snapshot, now_s: float, *, width: int = 100) -> RenderableT
         parts.append(Text(snapshot.commit_alarm, "bold red"))
     if snapshot.exactness:
         parts.append(Text(f"numbers: {snapshot.exactness}", "dim"))
+    if snapshot.who_reads:
+        parts.append(Text(snapshot.who_reads, "dim"))
     if snapshot.audit:
         parts.append(Text(f"audit: {snapshot.audit}", "dim"))
     parts += [Text(alarm, "bold red") for alarm in snapshot.alarms]

@@ -19,7 +19,7 @@ from thinpipe.planning.fitting import LocalFit
 from thinpipe.planning.memory_budget import MemoryBudget
 from thinpipe.planning.model_shape import resolve_model
 from thinpipe.planning.segment_costs import with_precision
-from thinpipe.planning.stored_model import StoredModel, stored_model_of
+from thinpipe.planning.stored_model import PlannedModel, StoredModel, stored_model_of
 
 if TYPE_CHECKING:
     import torch
@@ -111,10 +111,10 @@ def refuse_if_too_large(config: RunConfig, fit: LocalFit) -> None:
         raise UserError("\n  ".join(lines))
 
 
-def local_fit(config: RunConfig, model: ModelConfig, device: "torch.device") -> tuple[RunConfig, LocalFit]:
+def local_fit(config: RunConfig, model: PlannedModel, device: "torch.device") -> tuple[RunConfig, LocalFit]:
     """The settings with the recipe of this device, and the fit of all processes of the run on it."""
     here, ranks = _with_recipe(config, device), tuple(range(config.parallelism.pipeline_parallel_degree))
-    attention = kernel_of(here, model, device)
+    attention: AttentionKernel = "fused" if isinstance(model, StoredModel) else kernel_of(here, model, device)
     return here, LocalFit(model=model, budget=device_budget(device), ranks=ranks, attention=attention)
 
 

@@ -83,14 +83,18 @@ class HubModel:
             raise UserError(f"{self} has no safetensors file for every tensor of the base ({strange[:80]!r})")
         return sorted(named)
 
+    def weight_files(self) -> list[str]:
+        """Names of all files with weights; at most the index is downloaded. Raises UserError."""
+        index = self.fetch(INDEX)
+        named = [SINGLE_FILE] if index is None else read_json_object(index).get("weight_map", {}).values()
+        return self._safetensors_files({*map(str, named)})
+
     def shapes(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         """Name, type and shape of every tensor, from the headers of its files: none of those is downloaded that is not
         here. Raises UserError."""
         from huggingface_hub import HfApi
 
-        index = self.fetch(INDEX)
-        named = [SINGLE_FILE] if index is None else read_json_object(index).get("weight_map", {}).values()
-        for file in self._safetensors_files({*map(str, named)}):
+        for file in self.weight_files():
             path = self.fetch(file) if self.has(file) else None
             if path is not None:
                 yield from ((name, place.dtype, place.shape) for name, place in tensor_places(path).items())

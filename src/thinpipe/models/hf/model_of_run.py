@@ -1,15 +1,21 @@
-"""The Hugging Face model that the settings of a run name, and whether the run's tokens are those of its tokenizer."""
+"""The Hugging Face model that the settings of a run name, what its base consists of, and whether the run's tokens are
+those of its tokenizer."""
 
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thinpipe.config.huggingface_model import HuggingFaceModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import DataError, UserError
 from thinpipe.core.extras import require_extra
+from thinpipe.core.safetensors_header import TensorPlace
 from thinpipe.data import Tokenizer, Vocabulary
-from thinpipe.models.hf.base_files import base_file, pinned_source
+from thinpipe.models.hf.base_files import base_file, open_source, pinned_source
+
+if TYPE_CHECKING:
+    from thinpipe.models.hf.base_statement import BaseStatement
 
 _LOG = logging.getLogger(__name__)
 TOKENIZER_FILES = (
@@ -37,6 +43,17 @@ def model_of_run(config: RunConfig) -> HuggingFaceModelConfig:
     source, folder = pinned_source(config.model.hf)
     model = read_model(folder, config.model.boundaries or ())
     return replace(model, source=source, lora=config.lora, quantize_base=config.model.quantize_base)
+
+
+def state_of_model(model: HuggingFaceModelConfig) -> tuple["BaseStatement", dict[str, TensorPlace]]:
+    """What the base consists of, and where its tensors lie. Reads all of it, for the hashes. Raises UserError."""
+    from thinpipe.models.hf.base_statement import state_base
+    from thinpipe.models.hf.hollow import names_read
+    from thinpipe.models.hf.pretrained_config import transformers_config
+
+    places = open_source(model.source).places()
+    stored, shapes = transformers_config(model.stored), {name: place.shape for name, place in places.items()}
+    return state_base(places, [names_read(stored, blocks, shapes) for blocks in model.segments]), places
 
 
 def refuse_other_tokenizer(source: str, vocabulary: Vocabulary, tokens: Path) -> None:

@@ -84,6 +84,15 @@ def transformers_config(stored: Mapping[str, Any]) -> Any:
     return config
 
 
+def attention_heads(model: HuggingFaceModelConfig) -> tuple[int, int, int]:
+    """Heads of queries, heads of keys and numbers in a head; of a model without attention one head of the whole
+    width."""
+    stored = transformers_config(model.stored)
+    heads = getattr(stored, "num_attention_heads", None) or 1
+    keys = getattr(stored, "num_key_value_heads", None) or heads
+    return heads, keys, getattr(stored, "head_dim", None) or max(1, model.dim // heads)
+
+
 def _kernels_of_hubs(stored: Mapping[str, Any]) -> Iterator[str]:
     """Settings, those of parts included, that name an implementation by a repository; transformers' own have a word."""
     for name, value in stored.items():

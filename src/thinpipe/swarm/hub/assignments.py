@@ -23,14 +23,15 @@ def forecast(generation: Generation, membership: Membership) -> GenerationForeca
     )
 
 
-def start_event(generation: Generation, membership: Membership, step: int) -> GenerationStarted:
-    """The event of a generation that continues from this step."""
+def start_event(generation: Generation, membership: Membership, step: int, *, who_reads: str) -> GenerationStarted:
+    """The event of a generation that continues from this step. `who_reads`: who can read the data, in one sentence."""
     reports = _reports(generation, membership)
     return GenerationStarted(
         generation=generation.number,
         step=step,
         peers=[reports[name].place(name, segments) for name, segments in generation.partition.stages],
         bottleneck=generation.partition.bottleneck,
+        who_reads=who_reads,
     )
 
 

@@ -274,7 +274,7 @@ class Generations:
             raise
         committed = self.run_host.committed
         event, record = (
-            start_event(generation, self.membership, committed),
+            start_event(generation, self.membership, committed, who_reads=self.run_host.who_reads),
             self.conduct.begin(generation, start.step_layout, committed),
         )
         self.record(event)

@@ -76,9 +76,11 @@ def describe_model(newest: Checkpoint, config: RunConfig, base: "ServedBase | No
         planned: PlannedModel = model
         heads = attention_heads(model)
     else:
+        from thinpipe.models.hf.pretrained_config import attention_heads as heads_of_published
+
         assert base is not None
         shapes = ((tensor.name, tuple(tensor.shape)) for tensor in base.statement.tensors)
-        planned, heads = StoredModel.of_run(model, shapes), _heads_of_huggingface(model)
+        planned, heads = StoredModel.of_run(model, shapes), heads_of_published(model)
     return RunModel(
         config=model,
         built=built,
@@ -89,13 +91,3 @@ def describe_model(newest: Checkpoint, config: RunConfig, base: "ServedBase | No
         traffic=message_sizes(planned, config, chats=chats).traffic(config),
         files_of_segments=files,
     )
-
-
-def _heads_of_huggingface(model: HuggingFaceModelConfig) -> tuple[int, int, int]:
-    """As transformers calls them; of a model without attention one head of the whole width."""
-    from thinpipe.models.hf.pretrained_config import transformers_config
-
-    stored = transformers_config(model.stored)
-    heads = getattr(stored, "num_attention_heads", None) or 1
-    keys = getattr(stored, "num_key_value_heads", None) or heads
-    return heads, keys, getattr(stored, "head_dim", None) or max(1, model.dim // heads)

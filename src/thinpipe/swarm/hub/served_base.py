@@ -12,10 +12,7 @@ import msgspec
 from thinpipe.config.huggingface_model import HuggingFaceModelConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
-from thinpipe.models.hf.base_files import open_source
-from thinpipe.models.hf.base_statement import state_base
-from thinpipe.models.hf.hollow import names_read
-from thinpipe.models.hf.pretrained_config import transformers_config
+from thinpipe.models.hf.model_of_run import state_of_model
 from thinpipe.swarm.hub.services.files import FileRange
 from thinpipe.swarm.protocol.base_files import STATEMENT_FILE, tensor_file
 
@@ -26,10 +23,7 @@ class ServedBase:
 
     def __init__(self, model: HuggingFaceModelConfig, file: Path) -> None:
         self.model, self.source, self._file = model, model.source, file
-        places = open_source(model.source).places()
-        stored, shapes = transformers_config(model.stored), {name: place.shape for name, place in places.items()}
-        readers = [names_read(stored, blocks, shapes) for blocks in model.segments]
-        self.statement = state_base(places, readers)
+        self.statement, places = state_of_model(model)
         self._ranges = {
             tensor_file(tensor.sha256): FileRange(
                 path=places[tensor.name].path,
