@@ -74,7 +74,7 @@ class Program:
 def invites_of(hub):
     """The lines that a hub prints at its start."""
     hub.until("another invite: ")
-    return re.findall(r"thinpipe3:\S+", hub.printed)
+    return re.findall(r"^thinpipe3:\S+", hub.printed, re.MULTILINE)
 
 
 def hub_arguments(file, peers, *more, heartbeat_timeout=120):

@@ -53,6 +53,8 @@ from thinpipe.swarm.protocol.messages import (
     Measure,
     NextRequest,
     Note,
+    ReachReply,
+    ReachRequest,
     ReadyReply,
     ReadyRequest,
     RenewReply,
@@ -270,11 +272,11 @@ def process_dataset_info(info):
 DOORS = {
     **{kind.__name__: Door(kind) for kind in (
         # peer to hub
-        ReadyRequest, LeaveRequest, TokensRequest, EventReport, AdminRequest, JoinRequest, InviteCheck,
+        ReadyRequest, LeaveRequest, TokensRequest, EventReport, AdminRequest, JoinRequest, InviteCheck, ReachRequest,
         StoreRequest, Probe,
         # hub to peer
-        ReadyReply, AnnouncementReply, AdminAnswer, JoinAnswer, InviteState, RenewReply, StoreReply, ReduceReply,
-        ReadReply, WriteReply, Note,
+        ReadyReply, AnnouncementReply, AdminAnswer, JoinAnswer, InviteState, RenewReply, ReachReply, StoreReply,
+        ReduceReply, ReadReply, WriteReply, Note,
         PeerLost, GenerationOver,
         # peer to peer
         BasisUpdate,

@@ -113,7 +113,7 @@ def invites_of(output: Path, hub: subprocess.Popen) -> list[str]:
         assert hub.poll() is None, output.read_text()
         assert time.monotonic() < deadline, output.read_text()
         time.sleep(0.05)
-    return re.findall(r"thinpipe3:\S+", output.read_text())
+    return re.findall(r"^thinpipe3:\S+", output.read_text(), re.MULTILINE)
 
 
 def die_in(step: int, seconds: float) -> None:

@@ -30,6 +30,8 @@ from thinpipe.swarm.protocol.messages import (
     JoinRequest,
     LeaveReply,
     LeaveRequest,
+    ReachReply,
+    ReachRequest,
     ReadyReply,
     ReadyRequest,
     Refused,
@@ -114,6 +116,12 @@ def seeds_for(running):
         ],
         "status": packed(0),
         "renew": packed(0),
+        "reach": packed(
+            ReachRequest(address="hub:1"),
+            ReachRequest(address="127.0.0.1:1", outcome="unreachable", error="\x1b[2J"),
+            {"address": "\x1b[2J", "outcome": "reached"},
+            {"address": "a:1", "outcome": "conquered"},
+        ),
         "admin": packed(AdminRequest(what="kick", name="p1"), AdminRequest(what="stop"), {"what": "status"}),
         "store": packed(
             StoreRequest(what="set", keys=["a"], value=b"x"),
@@ -177,6 +185,7 @@ EXPECTED = {
     "next": Answer,
     "leave": LeaveReply,
     "renew": RenewReply,
+    "reach": ReachReply,
 }
 """What may come back; of the line and of tokens come bytes, of the others nothing."""
 

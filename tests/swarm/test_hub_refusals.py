@@ -55,7 +55,7 @@ def test_other_numerics_a_second_hub_and_too_little_memory(run_config, programs,
     everybody = "every machine that computes, since each of them receives all token ids"
     told = f"who can read the data: the hub's owner, and {everybody}"
     assert told in " ".join(hub.printed.split())
-    assert (code, " ".join(printed.split())) == (2, f"{told} thinpipe: the hub refused: {refusal}")
+    assert (code, " ".join(printed.split()).endswith(f"{told} thinpipe: the hub refused: {refusal}")) == (2, True)
 
     code, printed = run_to_end(*hub_arguments(tmp_path / "run.toml", 1))
     assert (code, "is in use by another hub" in printed) == (2, True), printed
@@ -73,7 +73,9 @@ def test_other_numerics_a_second_hub_and_too_little_memory(run_config, programs,
     # Code that computes the same numbers takes part, whatever it looks like.
     same = changed_copy(tmp_path / "same", line, f"{line}# a comment\n")
     found = {"PYTHONPATH": os.pathsep.join((str(same), os.getcwd()))}
-    bert = programs("bert", "join", second.strip(), "--folder", tmp_path / "bert", "--name", "bert", environment=found)
+    bert = programs(
+        "bert", "join", second.splitlines()[1], "--folder", tmp_path / "bert", "--name", "bert", environment=found
+    )
     assert hub.finish() == 0, hub.printed
     assert (anna.finish(), bert.finish()) == (0, 0)
     assert files_of(run_host, 12) == files_of(alone, 12)

@@ -297,7 +297,7 @@ def test_the_owner_lists_and_revokes_invites(run_config, capsys):
     with running_hub(run_config, ("p0",)) as running:
         (folder / "hub").symlink_to(running.hub.broker.folder)
         assert owner("--list") == "no invite is open"
-        first, second = (Invite.read(owner()) for _ in range(2))
+        first, second = (Invite.read(owner().splitlines()[1]) for _ in range(2))
         assert re.fullmatch(
             rf"({first.id}|{second.id}): until .* UTC, another 168.0 h", owner("--list").splitlines()[1]
         )

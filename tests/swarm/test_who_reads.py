@@ -24,6 +24,7 @@ from thinpipe.planning.partition import Machine, SegmentNeeds, Traffic, make_par
 from thinpipe.swarm.hub.kept_ends import partition_with_kept_ends
 from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.who_reads import who_reads
+from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.messages import Assignment, Standby, TokensRequest
 from thinpipe.swarm.protocol.status import Status, render
 from thinpipe.training.trainer import Trainer
@@ -190,6 +191,9 @@ def test_programs_keep_the_ends_and_say_who_reads(run_config, programs, tmp_path
     assert re.search(
         rf"use this invite on your own machine home, and send it to nobody:\n{re.escape(own)}", hub.printed
     )
+    assert f"invite 1 of 1 ({Invite.read(stranger).id}), for one person, secret like a password, " in hub.printed
+    for system in ("Linux", "macOS", r"Windows \(PowerShell\)"):
+        assert re.search(rf"^  {system}: .*git\+https://.* join '{re.escape(stranger)}'", hub.printed, re.MULTILINE)
     joined = [
         programs(f"peer{index}", "join", invite, "--folder", tmp_path / f"peer{index}")
         for index, invite in enumerate((stranger, own, another))
@@ -199,7 +203,11 @@ def test_programs_keep_the_ends_and_say_who_reads(run_config, programs, tmp_path
     sentence = "who can read the data: the hub's owner, and every machine that computes"
     assert sentence in hub.printed
     for program in joined:
-        assert re.search(rf"^{sentence}[^\n]*\n([^\n]*\n)?joined run hub_run as ", program.printed), program.printed
+        compute, send, keep, see = program.printed.splitlines()[1:5]
+        for line, what in ((compute, "compute"), (send, "send"), (keep, "keep"), (see, "see")):
+            assert line.split()[0] == f"{what}:", program.printed
+        assert str(tmp_path / "peer") in keep, "the folder is named"
+        assert sentence in see
     begun = events_of(config, GenerationStarted)
     assert begun
     assert all(event.who_reads.startswith(sentence) for event in begun)

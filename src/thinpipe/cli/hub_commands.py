@@ -16,6 +16,8 @@ from thinpipe.core.run_folder import events_path
 from thinpipe.swarm.broker.broker import hub_address
 from thinpipe.swarm.peer.identity import load_identity
 from thinpipe.swarm.peer.renewal import connect_as_peer
+from thinpipe.swarm.protocol.invite import Invite
+from thinpipe.swarm.protocol.invite_text import invite_text
 from thinpipe.swarm.protocol.messages import AdminAnswer, AdminRequest
 from thinpipe.swarm.protocol.status import Status, render
 from thinpipe.transport.nats.client import UnreachableError
@@ -54,8 +56,10 @@ def _has_finished(folder: Path) -> bool:
 def invite(config: InviteConfig) -> None:
     if config.revoke:
         print(_admin(config.folder, "revoke", config.revoke))
+    elif config.list:
+        print(_admin(config.folder, "list"))
     else:
-        print(_admin(config.folder, "list" if config.list else "invite"))
+        print(invite_text(Invite.read(_admin(config.folder, "invite"))))
 
 
 def kick(config: KickConfig) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from thinpipe.core.install import TORCH_CUDA, TORCH_INDEX
 from thinpipe.device.choice import accelerator_type
 
 NVIDIA, AMD = "NVIDIA", "AMD"
@@ -26,9 +27,8 @@ _DRIVER_FILES = (
     (NVIDIA, "Windows/System32/nvcuda.dll"),
     (AMD, "Windows/System32/amdhip64*.dll"),
 )
-_INDEX = "https://download.pytorch.org/whl"
-_INDEX_FOLDERS = {NVIDIA: "cu130", AMD: "rocm7.2"}
-"""Folders of PyTorch's package index: https://pytorch.org/get-started/locally says which there are."""
+_INDEX_FOLDERS = {NVIDIA: TORCH_CUDA, AMD: "rocm7.2"}
+"""Folders of PyTorch's package index."""
 _ASK_SECONDS = 20.0
 
 
@@ -64,7 +64,7 @@ def _fix(maker: str, version: str, system: str) -> str:
         )
     if build.startswith(("cu", "rocm")):
         return "This torch is built for graphics cards: update the driver of the card, then restart the machine."
-    line = f"pip install --force-reinstall torch=={version} --index-url {_INDEX}/{_INDEX_FOLDERS[maker]}"
+    line = f"pip install --force-reinstall torch=={version} --index-url {TORCH_INDEX}/{_INDEX_FOLDERS[maker]}"
     return f"Install torch's build for it: {line}" + (", if ROCm supports the card." if maker == AMD else ".")
 
 

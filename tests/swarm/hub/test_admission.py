@@ -88,11 +88,12 @@ def test_everybody_is_told_who_can_read_the_data_before_joining(tmp_path):
     with running_broker(tmp_path / "hub", ()) as running, open_admission(running) as (invite, _):
         told = []
 
-        def tell(text):
-            told.append((text, dict(running.broker.peers)))
+        def tell(*what):
+            told.append((what, dict(running.broker.peers)))
 
         identity = accept_invite(invite(), tmp_path / "a", name="", numerics=NUMERICS, tell=tell)
-        assert told == [("all can read it", {})], "the hub does not know this machine's key yet"
+        what = ("all can read it", "r", running.url, tmp_path / "a")
+        assert told == [(what, {})], "the hub does not know this machine's key yet"
         assert list(running.broker.peers) == [identity.name]
 
 

@@ -11,11 +11,11 @@ from thinpipe.config.hub import HubConfig
 from thinpipe.core.disk_space import wait_for_disk_space
 from thinpipe.core.folder_lock import run_lock
 from thinpipe.core.program_output import log_to_file, plain_console
-from thinpipe.core.units import utc_text
 from thinpipe.swarm.broker.broker import Broker
 from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.server import Hub
 from thinpipe.swarm.hub.training_host import TrainingHost
+from thinpipe.swarm.protocol.invite_text import invite_text
 from thinpipe.training.console import open_display
 from thinpipe.training.graceful_shutdown import StopRequest
 
@@ -35,14 +35,12 @@ def run(config: HubConfig) -> int:
         for name in own:
             invite = await hub.admission.invite(for_name=name)
             console.print(f"\nuse this invite on your own machine {name}, and send it to nobody:\n{invite.line()}")
-        for _ in range(missing - len(own)):
-            invite = await hub.admission.invite()
-            console.print(
-                f"\nsend this invite to one person, and keep it secret like a password; it can be "
-                f"used until {utc_text(invite.expires)}:\n{invite.line()}"
-            )
+        for number in range(1, missing - len(own) + 1):
+            title = f"invite {number} of {missing - len(own)}"
+            console.print(f"\n{invite_text(await hub.admission.invite(), title)}")
         console.print(f"\n{hub.run_host.who_reads}")
-        console.print(f"\nanother invite: thinpipe invite {config.job.dump_folder}")
+        folder = config.job.dump_folder
+        console.print(f"\nanother invite: thinpipe invite {folder}; those that nobody has used: --list")
 
     return host(config, console, print_invites)
 

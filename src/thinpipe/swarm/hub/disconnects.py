@@ -1,5 +1,5 @@
 """Detects peers whose last broker connection has closed, so that a killed process is noticed before its heartbeats time
-out.
+out; and tells from where a peer is connected.
 
 nats-server publishes disconnects in its system account, for which the hub has the admin key. If these events are
 missed, heartbeat timeouts still apply.
@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Annotated
 
 import msgspec
 from nats.aio.client import Client
@@ -26,6 +27,9 @@ _REQUEST_TIMEOUT_SECONDS = 5
 """Timeout of a request to the server, in seconds."""
 
 
+_MAX_CONNECTIONS = 10_000
+
+
 class _Client(msgspec.Struct):
     user: Text = ""
     """Public key of the client."""
@@ -37,9 +41,15 @@ class DisconnectEvent(msgspec.Struct):
     client: _Client
 
 
+class _Connection(msgspec.Struct):
+    ip: Text = ""
+    """Address of the client, as the server sees it."""
+
+
 class _ConnectionCount(msgspec.Struct):
     num_connections: Count
     """Number of connections of the user in the request (`total` counts all users)."""
+    connections: Annotated[list[_Connection], msgspec.Meta(max_length=_MAX_CONNECTIONS)] = []
 
 
 class Connections(msgspec.Struct):
@@ -90,20 +100,35 @@ class Disconnects:
         if name is not None and await self._has_no_connections(key):
             await self._on_disconnect(name)
 
+    async def addresses_of(self, peer: str) -> set[str]:
+        """Addresses from which the server sees connections of a peer; none if the server does not say."""
+        key = self._broker.peers.get(peer)
+        if key is None:  # the server would name the connections of all
+            return set()
+        try:
+            found = await self._connections_of(key)
+        except (NatsError, ProtocolError) as error:
+            _LOG.warning("nats-server did not say from where a peer is connected: %s", error)
+            return set()
+        return {connection.ip for connection in found.connections}
+
     async def _has_no_connections(self, key: str) -> bool:
         """True if the server has no connection with this key. A peer has several connections, and a reconnecting peer
         opens new ones before the old ones are found dead."""
-        assert self._client is not None
-        question = json.dumps({"auth": True, "user": key}).encode()
         try:
-            subject = f"$SYS.REQ.ACCOUNT.{self._broker.authority.account}.CONNZ"
-            answer = await self._client.request(subject, question, timeout=_REQUEST_TIMEOUT_SECONDS)
-            return decode_foreign(answer.data, Connections, form="json").data.num_connections == 0
+            return (await self._connections_of(key)).num_connections == 0
         except (NatsError, ProtocolError) as error:
             _LOG.warning(
                 "nats-server did not say whether a peer is connected, relying on heartbeat timeouts: %s", error
             )
             return False
+
+    async def _connections_of(self, key: str) -> _ConnectionCount:
+        assert self._client is not None
+        question = json.dumps({"auth": True, "user": key}).encode()
+        subject = f"$SYS.REQ.ACCOUNT.{self._broker.authority.account}.CONNZ"
+        answer = await self._client.request(subject, question, timeout=_REQUEST_TIMEOUT_SECONDS)
+        return decode_foreign(answer.data, Connections, form="json").data
 
 
 def _on_error(error: Exception) -> None:

@@ -22,6 +22,7 @@ from thinpipe.swarm.hub.disconnects import Disconnects
 from thinpipe.swarm.hub.event_validation import validated_event
 from thinpipe.swarm.hub.generations import CHECK_INTERVAL_SECONDS, Generations
 from thinpipe.swarm.hub.options import HubOptions
+from thinpipe.swarm.hub.reachability import Reachability
 from thinpipe.swarm.hub.run_host import RunHost
 from thinpipe.swarm.hub.services.files import FileReadService, FileWriteService
 from thinpipe.swarm.hub.services.serve import NotAllowedError, Service, Services
@@ -76,7 +77,9 @@ class Hub:
         self, broker: Broker, run_host: RunHost, settings: HubOptions, print_line: Callable[[str], None]
     ) -> None:
         self.broker, self.run_host, self.settings, self._print_line = broker, run_host, settings, print_line
-        self._link = BrokerLink(broker, Disconnects(broker, self._on_disconnect), self._on_open, self._print)
+        disconnects = Disconnects(broker, self._on_disconnect)
+        self._link = BrokerLink(broker, disconnects, self._on_open, self._print)
+        self.reachability = Reachability(settings.public_url, disconnects.addresses_of, self._print)
         state_files = GenerationFile(broker.folder / "generation"), LinkFile(broker.folder / "link.json")
         self.generations = Generations(
             run_host, settings, state_files, self._link.publish, self._print, lambda: broker.peers
@@ -111,6 +114,7 @@ class Hub:
             "status": self._status,
             "admin": self._admin,
             "renew": self._renew,
+            "reach": self.reachability,
             STORE: self.generations.serve_store,
             REDUCE: self.generations.reductions,
             READ_SERVICE: FileReadService(self.run_host.find),
@@ -374,6 +378,7 @@ class Hub:
             progress=dict(self.run_host.progress),
             commit_summary=self.run_host.commit_summary,
             who_reads=self.run_host.who_reads,
+            reach=self.reachability.text,
             exactness=self.run_host.exactness.in_words(),
             audit=self.run_host.audit_summary,
             alarms=self.run_host.alarms,

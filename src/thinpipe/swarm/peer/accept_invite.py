@@ -7,7 +7,6 @@ again with the same key, and the hub gives the same answer.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from thinpipe.core.foreign import decode_foreign
 from thinpipe.core.numerics import Numerics, numerics
 from thinpipe.core.units import utc_text
 from thinpipe.swarm.peer.clock import wrong_clock_text
+from thinpipe.swarm.peer.disclosure import Tell
 from thinpipe.swarm.peer.identity import Identity, joining_key, load_identity, save_identity
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.keys import KeyPair
@@ -34,9 +34,9 @@ _REACH_SECONDS = 15.0
 """How long to retry while the broker is unreachable."""
 
 
-def load_or_join(config: JoinConfig, tell: Callable[[str], None]) -> tuple[Identity, Path]:
-    """Identity and folder of the peer, from a folder joined before or by accepting an invite. `tell` is called with who
-    can read the data, before anything is sent but the invite's own key."""
+def load_or_join(config: JoinConfig, tell: Tell) -> tuple[Identity, Path]:
+    """Identity and folder of the peer, from a folder joined before or by accepting an invite. `tell` is called
+    before anything is sent but the invite's own key."""
     given = Path(config.invite)
     if config.invite and not Invite.is_invite(config.invite) and given.is_dir():
         identity = load_identity(given)
@@ -55,7 +55,7 @@ def accept_invite(
     *,
     name: str,
     numerics: Numerics,
-    tell: Callable[[str], None] = lambda _text: None,
+    tell: Tell = lambda *_what: None,
 ) -> Identity:
     """Joins with the invite and stores the identity. With the same invite again: returns the stored identity. Raises
     UserError if the folder belongs to another invite, or if the hub refuses. `tell`: as `load_or_join`."""
@@ -70,7 +70,7 @@ def accept_invite(
     pair, began = joining_key(folder), time.monotonic()
     while True:
         try:
-            identity = asyncio.run(_join(invite, pair, name, numerics, tell))
+            identity = asyncio.run(_join(invite, pair, name, numerics, folder, tell))
         except UnreachableError as error:
             if time.monotonic() - began > _REACH_SECONDS:
                 raise
@@ -96,12 +96,13 @@ async def connect_as_invited(invite: Invite) -> DirectClient:
         ) from error
 
 
-async def _join(invite: Invite, pair: KeyPair, name: str, numerics: Numerics, tell: Callable[[str], None]) -> Identity:
+async def _join(invite: Invite, pair: KeyPair, name: str, numerics: Numerics, folder: Path, tell: Tell) -> Identity:
     """Asks to join and returns who we are then."""
     client = await connect_as_invited(invite)
     request = JoinRequest(public_key=pair.public_key, name=name, numerics=numerics)
     try:
-        tell(decode_foreign(await _ask(client, invite, InviteCheck()), InviteState).who_reads)
+        state = decode_foreign(await _ask(client, invite, InviteCheck()), InviteState)
+        tell(state.who_reads, invite.run, invite.url, folder)
         answer = decode_foreign(await _ask(client, invite, request), JoinAnswer)
     except (NatsError, OSError) as error:
         raise UnreachableError(

@@ -36,6 +36,7 @@ from thinpipe.swarm.peer.disclosure import Disclosure
 from thinpipe.swarm.peer.hub_settings import base_folder, settings_from_hub
 from thinpipe.swarm.peer.identity import Identity
 from thinpipe.swarm.peer.machine_probe import measure_machine
+from thinpipe.swarm.peer.reach import tell_reach
 from thinpipe.swarm.peer.remote_run import RemoteRun
 from thinpipe.swarm.peer.renewal import Renewal, connect_as_peer
 from thinpipe.swarm.peer.restore_files import restore_files
@@ -90,7 +91,7 @@ def run(config: JoinConfig) -> int:
     if config.base is not None and not config.base.is_dir():
         raise UserError(f"--base {config.base} is no folder: name one with the model's safetensors files")
     console = plain_console()
-    disclosure = Disclosure(console.print)
+    disclosure = Disclosure(console.print, config)
     identity, folder = load_or_join(config, disclosure.tell)
     with run_lock(folder, _IN_USE_BY, private=True), log_to_file(folder / "peer.log"):
         console.print(f"joined run {identity.run} as {identity.name}; Ctrl+C leaves the run")
@@ -132,7 +133,7 @@ class PeerProcess:
         console: Console,
         disclosure: Disclosure | None = None,
     ) -> None:
-        self._disclosure = disclosure or Disclosure(console.print)
+        self._disclosure = disclosure or Disclosure(console.print, config)
         self.identity, self.folder, self.config, self.console = identity, folder, config, console
         self.incarnation, self.generation, self.error, self.stop_reason = secrets.token_hex(8), 0, "", ""
         """`incarnation`: id of this process. `generation`: generation taken part in last. `error`, `stop_reason`: how
@@ -162,7 +163,8 @@ class PeerProcess:
         renewal = Renewal(connection, self.folder, self._on_renewed)
         renewal.start()
         try:
-            self._disclosure.ask(connection)
+            self._disclosure.ask(connection, self.identity, self.folder)
+            tell_reach(connection, self.identity, self.config, self._print_once)
             return self._serve(connection)
         except KeyboardInterrupt:
             self._leave(connection)

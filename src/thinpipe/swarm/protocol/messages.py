@@ -99,6 +99,23 @@ class InviteState(Message, frozen=True, kw_only=True):
     """Who can read the data of the run, in one sentence."""
 
 
+class ReachRequest(Message, frozen=True, kw_only=True):
+    """A peer has tried the hub's address from its own machine."""
+
+    address: Word
+    """Host and port that were tried: those of the invite, as far as the peer knows them."""
+    outcome: Literal["reached", "unreachable", "another_certificate"] = "reached"
+    error: Text = ""
+    """Why the address is unreachable."""
+
+
+class ReachReply(Message, frozen=True, kw_only=True):
+    """Reply to `ReachRequest`."""
+
+    text: LongText = ""
+    """What the attempt shows, for the peer's user; empty: nothing."""
+
+
 class RenewReply(Message, frozen=True, kw_only=True):
     """Reply to a peer that asks for a new JWT for its key."""
 

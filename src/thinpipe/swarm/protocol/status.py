@@ -56,6 +56,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Peers that compute nothing for a while, each with how long and why, in words."""
     who_reads: LongText = ""
     """Who can read the data, in one sentence."""
+    reach: LongText = ""
+    """Whether people elsewhere can reach the hub's address, in words; empty: nobody has tried."""
     exactness: LongText = ""
     """Whether the run is still bit for bit that of an undisturbed one, in words; empty before the first generation."""
     audit: LongText = ""
@@ -94,6 +96,8 @@ def render(status: Status) -> "RenderableType":
         lines.append(status.commit_summary)
     if status.who_reads:
         lines.append(status.who_reads)
+    if status.reach:
+        lines.append(status.reach)
     if status.exactness:
         lines.append(f"numbers: {status.exactness}")
     if status.audit:

@@ -116,6 +116,7 @@ BUDGETS: dict[str, Budget] = {
     "status": _question(max_nbytes=1 << 10),
     "admin": _question(max_nbytes=1 << 10),
     "renew": _question(max_nbytes=1 << 10),
+    "reach": _question(max_nbytes=1 << 10),
     # A manifest names every file of a checkpoint, with about 150 bytes each.
     "checkpoint": _question(max_nbytes=2 << 20),
     # Three batches ahead in each of two splits, a batch a step; replies of megabytes.
