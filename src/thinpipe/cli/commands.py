@@ -18,7 +18,7 @@ from thinpipe.config.commands import (
     WatchConfig,
 )
 from thinpipe.config.doctor import DoctorConfig
-from thinpipe.config.hub import HubConfig, InviteConfig, JoinConfig, KickConfig, StatusConfig, UpConfig
+from thinpipe.config.hub import HubConfig, InviteConfig, JoinConfig, KickConfig, ServiceConfig, StatusConfig, UpConfig
 from thinpipe.config.plan import PlanConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.data import TokenizeConfig
@@ -53,6 +53,7 @@ VERBS: dict[str, Verb] = {
     "status": Verb(StatusConfig, "thinpipe.cli.hub_commands:status", swarm=True),
     "watch": Verb(WatchConfig, "thinpipe.cli.watch:run"),
     "invite": Verb(InviteConfig, "thinpipe.cli.hub_commands:invite", swarm=True),
+    "service": Verb(ServiceConfig, "thinpipe.swarm.service.command:run", swarm=True),
     "kick": Verb(KickConfig, "thinpipe.cli.hub_commands:kick", swarm=True),
     "eval": Verb(EvalConfig, "thinpipe.cli.evaluate:run"),
     "generate": Verb(GenerateConfig, "thinpipe.cli.generate:run"),

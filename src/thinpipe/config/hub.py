@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import tyro
@@ -179,6 +179,30 @@ class InviteConfig:
     def __post_init__(self) -> None:
         if self.list and self.revoke:
             raise UserError("--list and --revoke are two commands: use one after the other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig:
+    """Have a hub or a joined machine come back after a reboot: install, remove or show its service, by systemd, launchd
+    or the Windows Task Scheduler. Start the hub, or join, once by hand before."""
+
+    action: Annotated[Literal["install", "remove", "status"], tyro.conf.Positional]
+    """What to do."""
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """The dump_folder of the hub's run, or a peer's folder (`thinpipe join`)."""
+    device: str = "auto"
+    """For a peer: as for `thinpipe join`."""
+    memory: str | None = None
+    """For a peer: as for `thinpipe join`."""
+    base: Path | None = None
+    """For a peer: as for `thinpipe join`."""
+    address: str | None = None
+    """For a peer: as for `thinpipe join`."""
+
+    @property
+    def lends_something(self) -> bool:
+        """True if an option of a peer is given."""
+        return (self.device, self.memory, self.base, self.address) != ("auto", None, None, None)
 
 
 @dataclass(frozen=True, kw_only=True)

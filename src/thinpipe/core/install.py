@@ -20,7 +20,7 @@ def repository_url() -> str:
         named = metadata("thinpipe").get_all("Project-URL") or []
     except PackageNotFoundError:  # run from a clone that is not installed
         named = []
-    urls = [line.removeprefix("Repository, ") for line in named if line.startswith("Repository, ")]
+    urls = [line.removeprefix("Homepage, ") for line in named if line.startswith("Homepage, ")]
     return str(urls[0]) if urls else _REPOSITORY
 
 

@@ -16,6 +16,11 @@ def settings_path(run: Path) -> Path:
     return run / "run.toml"
 
 
+def hub_start_path(run: Path) -> Path:
+    """Settings with which the run's hub was started last, those of the run among them."""
+    return run / "hub" / "start.toml"
+
+
 def checkpoints_path(run: Path) -> Path:
     """Folder of a run's checkpoints, or of a peer's part of them."""
     return run / "checkpoints"

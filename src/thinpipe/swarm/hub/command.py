@@ -8,9 +8,12 @@ from collections.abc import Awaitable, Callable
 from rich.console import Console
 
 from thinpipe.config.hub import HubConfig
+from thinpipe.config.toml import dump_toml
 from thinpipe.core.disk_space import wait_for_disk_space
+from thinpipe.core.files import write_atomically
 from thinpipe.core.folder_lock import run_lock
 from thinpipe.core.program_output import log_to_file, plain_console
+from thinpipe.core.run_folder import hub_start_path
 from thinpipe.swarm.broker.broker import Broker
 from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.server import Hub
@@ -29,6 +32,7 @@ def run(config: HubConfig) -> int:
     console = plain_console()
 
     async def print_invites(hub: Hub) -> None:
+        write_atomically(hub_start_path(config.job.dump_folder), dump_toml(config).encode(), mode=0o600)
         console.print(f"hub of run {hub.settings.run} at {hub.settings.public_url}")
         missing = config.hub.peers - len(hub.broker.peers) if config.hub.invites is None else config.hub.invites
         own = [name for name in config.hub.keep_ends if name not in hub.broker.peers]
