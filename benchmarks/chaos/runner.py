@@ -27,7 +27,7 @@ _FIRST_STEP_SECONDS = 240.0
 _ATTACK_LATE_SECONDS = 60.0
 """An attack waits so long for a hostile member that is starting, is busy, or has no place."""
 _DEED_SECONDS = 30.0
-"""An attack of which nothing was sent so long after its time is ordered again."""
+"""An attack of which nothing was sent this long after its time is ordered again, as long after that."""
 _PLACE_SECONDS = 2.0
 """So long a peer is gone that was killed so that its place is free."""
 
@@ -130,6 +130,8 @@ class _ChaosRunner:
                 self._attack_later(fault, isinstance(error, NoPlaceError))
             else:
                 self._log.write(Struck(**what, skipped=str(error)))
+                if fault.kind in ATTACKS:
+                    self._once_more(fault)
             return
         fault = replace(fault, victim=done.victim or fault.victim)
         what["victim"] = fault.victim
@@ -149,12 +151,18 @@ class _ChaosRunner:
             for deed in read_deeds(self._config.attack_deeds)
             if deed.attack == attack.kind and deed.time_s >= ordered
         ]
-        if self._clock() >= 60 * self._config.minutes or any(not deed.problem for deed in deeds):
+        if any(not deed.problem for deed in deeds):
             return
         if not deeds and self._config.attack_order.exists():
             self._at(self._clock() + _AGAIN_SECONDS, lambda: self._again_unless_carried_out(attack, ordered))
         else:
-            self._inject(replace(attack, at=self._clock()))
+            self._once_more(attack)
+
+    def _once_more(self, attack: Fault) -> None:
+        """Orders an attack again later, while there is time."""
+        moment = self._clock() + _DEED_SECONDS
+        if moment < 60 * self._config.minutes:
+            self._at(moment, lambda: self._inject(replace(attack, at=moment)))
 
     def _attack_later(self, attack: Fault, no_place: bool) -> None:
         """Once for each attack a peer is killed, should there be no place."""

@@ -1,7 +1,10 @@
 """Lines that are measured: the loopback, and lines of a known rate between network namespaces."""
 
 import asyncio
+import gc
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +17,7 @@ from tests.swarm.brokers import running_broker
 from tests.transport.nats_peers import address, hub_services
 from thinpipe.core.errors import UserError
 from thinpipe.core.foreign import ProtocolError, decode_foreign
-from thinpipe.swarm.peer.bandwidth_probe import measure_latency, measure_rates
+from thinpipe.swarm.peer.bandwidth_probe import LinkMeter, measure_latency, measure_rates
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
 from thinpipe.swarm.protocol.probe import MAX_PROBE_NBYTES, Probe, probe_service
 from thinpipe.transport.nats.connection import HubConnection
@@ -73,9 +76,43 @@ async def silent(_peer, _data):
 def test_a_link_that_carries_nothing_is_told_in_words(tmp_path):
     with running_broker(tmp_path) as running, hub_services(running, probe=silent):
         connection = HubConnection(address(running, "p0"))
-        with pytest.raises(UserError, match="too slow to train over"):
+        with pytest.raises(TimeoutError, match="too slow to train over"):
             measure_rates(connection, timeout_seconds=0.5)
         connection.close()
+
+
+def test_an_interrupted_link_is_measured_again_and_a_dead_one_given_up(tmp_path):
+    carries = False
+
+    async def now_and_then(peer, data):
+        return await probe_service(peer, data) if carries else None
+
+    with running_broker(tmp_path) as running, hub_services(running, probe=now_and_then):
+        connection, meter = HubConnection(address(running, "p0")), LinkMeter()
+        seen = []
+        for carries in (False, True, False, False, False):  # noqa: B007  read by the service
+            try:
+                seen.append(len(meter.measure(connection, timeout_seconds=0.5)))
+            except (TimeoutError, UserError) as error:
+                seen.append(type(error).__name__)
+        connection.close()
+    assert seen == ["TimeoutError", 2, "TimeoutError", "TimeoutError", "UserError"]
+
+
+def test_a_connection_to_a_frozen_server_leaves_no_tasks(tmp_path, caplog):
+    with running_broker(tmp_path) as running, hub_services(running):
+        connection = HubConnection(address(running, "p0"))
+        os.kill(running.broker.server_pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(TimeoutError, match="too slow to train over"):
+                measure_rates(connection, timeout_seconds=0.5)
+            connection.close(linger_seconds=0.2)
+        finally:
+            os.kill(running.broker.server_pid, signal.SIGCONT)
+        gc.collect()
+        assert not connection._loop.is_running()
+        assert connection._loop.is_closed()
+    assert "destroyed" not in caplog.text
 
 
 @pytest.mark.quiet

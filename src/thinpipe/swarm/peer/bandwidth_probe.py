@@ -26,6 +26,7 @@ _FIRST_NBYTES = 16 << 10
 _MAX_IN_FLIGHT_NBYTES = 16 << 20
 _PIECES_IN_FLIGHT = 4
 _WARM_UP_SECONDS = 2.0
+_MAX_FAILED = 3
 _MIN_FILL_SECONDS = 0.1
 """Seconds, in addition to two round trips, that the bytes in flight must take to count as filling the link."""
 
@@ -44,6 +45,29 @@ class LinkRates:
     down_bps: float
 
 
+class LinkMeter:
+    """Measures the link of a program that connects again after an interruption."""
+
+    def __init__(self) -> None:
+        self._failed = 0
+
+    def measure(
+        self, connection: Requester, *, timeout_seconds: float = PROBE_TIMEOUT_SECONDS
+    ) -> tuple[LinkRates, float]:
+        """Rates, and latency in seconds. Raises TimeoutError if the link was interrupted meanwhile, and UserError if
+        several measurements in a row failed while the hub answered before each."""
+        try:
+            rates = measure_rates(connection, timeout_seconds=timeout_seconds)
+            latency = measure_latency(connection, timeout_seconds=timeout_seconds)
+        except TimeoutError as error:
+            self._failed += 1
+            if self._failed >= _MAX_FAILED:
+                raise UserError(str(error)) from error
+            raise
+        self._failed = 0
+        return rates, latency
+
+
 def measure_latency(
     connection: Requester, *, rounds: int = 10, timeout_seconds: float = PROBE_TIMEOUT_SECONDS
 ) -> float:
@@ -60,20 +84,20 @@ def measure_rates(
     connection: Requester, *, seconds_each: float = 1.5, timeout_seconds: float = PROBE_TIMEOUT_SECONDS
 ) -> LinkRates:
     """Measures the uplink, then the downlink; each takes at most about 3 seconds more than `seconds_each`. Raises
-    UserError if a probe message is not answered within `timeout_seconds`."""
+    TimeoutError if a probe message is not answered within `timeout_seconds`."""
     latency = measure_latency(connection, rounds=3, timeout_seconds=timeout_seconds)
     up, down = (_Direction(connection, up=up, latency=latency, timeout_seconds=timeout_seconds) for up in (True, False))
     return LinkRates(up_bps=up.measure(seconds_each), down_bps=down.measure(seconds_each))
 
 
 def _result(answer: Future[bytes], nbytes: int, timeout_seconds: float) -> None:
-    """Waits for a reply. Raises UserError after a timeout."""
+    """Waits for a reply. Raises TimeoutError."""
     try:
         answer.result(timeout=timeout_seconds + 5)
     except TimeoutError:
-        raise UserError(
-            f"the link to the hub did not carry {nbytes} bytes and the reply within {timeout_seconds:g} s: it is too "
-            "slow to train over, or busy; stop other transfers and try again"
+        raise TimeoutError(
+            f"the link to the hub did not carry {nbytes} bytes and the reply within {timeout_seconds:g} s: it is "
+            "interrupted, too slow to train over, or busy: stop other transfers"
         ) from None
 
 

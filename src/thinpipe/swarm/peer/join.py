@@ -30,7 +30,7 @@ from thinpipe.core.program_output import log_to_file, plain_console
 from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
 from thinpipe.device.device_class import deterministic_algorithms
 from thinpipe.swarm.peer.accept_invite import load_or_join
-from thinpipe.swarm.peer.bandwidth_probe import measure_latency, measure_rates
+from thinpipe.swarm.peer.bandwidth_probe import LinkMeter
 from thinpipe.swarm.peer.base_transfer import BaseTransfer, bring_own_base
 from thinpipe.swarm.peer.disclosure import Disclosure
 from thinpipe.swarm.peer.hub_settings import base_folder, settings_from_hub
@@ -146,6 +146,7 @@ class PeerProcess:
         """sha256 of the manifest whose missing files were restored to the hub; see `NextRequest.uploaded`."""
         self.last_answer = time.monotonic()
         """Time of the hub's last answer, in seconds of the monotonic clock."""
+        self._link_meter = LinkMeter()
         self._last_printed = ""
         self._base_transfer = BaseTransfer(base_folder(folder), config.base, self._print_once)
         self._standby_mirror = StandbyMirror(folder, self._base_transfer)
@@ -252,7 +253,7 @@ class PeerProcess:
         """Measures machine and link, or only the link if all peers measure at once."""
         if wanted.concurrent:
             self._print_once("measuring the bandwidth of this machine's link, at the same time as all other peers")
-            rates = measure_rates(connection)
+            rates, _ = self._link_meter.measure(connection)
             self.concurrent = rates.up_bps, rates.down_bps
             return
         self._print_once("measuring the speed of this machine and of its link to the hub")
@@ -261,7 +262,7 @@ class PeerProcess:
             processor = measure_machine(
                 config, dim=wanted.dim, heads=wanted.heads, memory_limit_nbytes=self.config.memory_nbytes
             )
-        rates, latency = measure_rates(connection), measure_latency(connection)
+        rates, latency = self._link_meter.measure(connection)
         self.report = MachineReport(
             processor=processor,
             up_bps=rates.up_bps,

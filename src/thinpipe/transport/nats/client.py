@@ -116,7 +116,7 @@ async def connect(
         if not client.is_connected:
             raise ConnectionError("it hung up during the greeting")
     except BaseException as error:
-        await _abandon(client)
+        await client.close_within(_ABANDON_SECONDS)
         if not isinstance(error, Exception):
             raise
         raise _as_user_error(url, errors.first or error) from error
@@ -173,15 +173,6 @@ def _settings(errors: _ConnectionErrors) -> dict[str, Any]:
         "error_cb": errors.error,
         "closed_cb": errors.closed,
     }
-
-
-async def _abandon(client: "DirectClient") -> None:
-    """Closes the client of a failed attempt. Time-limited: after a failed TLS handshake, `close` would hang."""
-    try:
-        async with asyncio.timeout(_ABANDON_SECONDS):
-            await client.close()
-    except Exception:
-        pass  # a half-open client may fail to close in many ways; the connect error is what gets reported
 
 
 def _check_url(url: str) -> None:

@@ -36,6 +36,10 @@ _LOG = logging.getLogger(__name__)
 
 _FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.05, 2.0
 """Pause before a request is repeated, and the longest one; each is twice the one before."""
+_CLOSE_SECONDS = 2.0
+"""Limit for closing the client of a lane."""
+_CANCEL_SECONDS = 1.0
+"""Limit for what is left of a connection's tasks to end when they are cancelled."""
 _NO_HUB_SECONDS = 10.0
 """Seconds for which a request that nobody listens to is repeated: the hub starts, or dials its server again."""
 _LEFT = "we have left the hub"
@@ -333,8 +337,7 @@ class HubConnection:
         await asyncio.wait(self._tasks, timeout=1)
         self._cancel_requests()
         for lane in lanes:
-            if lane.client.is_connected:
-                await asyncio.wait_for(lane.client.close(), timeout=2)
+            await lane.client.close_within(_CLOSE_SECONDS)
 
     def _failed(self, error: NatsError) -> Exception:
         """Why the connection has failed; it fails now if it had not. Where the server does not take a subscription, as
@@ -362,5 +365,11 @@ class HubConnection:
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
-        if not self._thread.is_alive():
-            self._loop.close()
+        if self._thread.is_alive():
+            return
+        left = asyncio.all_tasks(self._loop)  # of a client that an interrupted link kept from closing
+        for task in left:
+            task.cancel()
+        if left:
+            self._loop.run_until_complete(asyncio.wait(left, timeout=_CANCEL_SECONDS))
+        self._loop.close()

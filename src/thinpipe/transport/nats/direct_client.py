@@ -4,6 +4,7 @@ nats-py keeps a queue for each subscription. When it is full, messages are dropp
 every message at once instead and decides for each.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -26,6 +27,19 @@ class DirectClient(Client):
         self._receivers: dict[int, Receiver] = {}
         self._left: dict[int, int] = {}
         """Messages until the server ends a subscription that has a limit."""
+
+    async def close_within(self, seconds: float) -> None:
+        """Closes the client; its socket is closed at once if the server does not take what is left in this time, as on
+        an interrupted link or after a failed TLS handshake."""
+        writer = getattr(self._transport, "_io_writer", None)
+        try:
+            async with asyncio.timeout(seconds):
+                await self.close()
+        except Exception as error:  # a half-open client may fail to close in many ways
+            _LOG.info("a connection was cut off: %r", error)
+        finally:
+            if writer is not None:
+                writer.transport.abort()
 
     async def receive(self, limits: Mapping[str, int], receiver: Receiver, *, queue: str = "") -> list[int]:
         """Subscribes to these subjects and returns the subscriptions' numbers, for `stop_receiving`.
