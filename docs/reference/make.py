@@ -10,40 +10,19 @@ modules of the API are parsed, not imported.
 import ast
 import dataclasses
 import inspect
-import textwrap
-import types
 import typing
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import thinpipe
 from thinpipe.cli.commands import VERBS, Verb
+from thinpipe.config.describe import Setting, flags_of, sections, settings_of
 from thinpipe.config.hub import HubConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core import bounds
 
 HERE = Path(__file__).parent
 NOTE = "<!-- Made by docs/reference/make.py from the settings' own classes: change those, then run it again. -->"
-WORDS = {
-    "int": "integer",
-    "float": "number",
-    "str": "text",
-    "bool": "true or false",
-    "Path": "path",
-    "NoneType": "none",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    name: str
-    type: str
-    default: str
-    help: str
-    positional: str = ""
-    """What stands for it on a command line that gives it without a flag."""
 
 
 def settings_page() -> str:
@@ -63,12 +42,12 @@ def settings_page() -> str:
 
 def commands_page() -> str:
     """Every verb, with its flags."""
-    parts = [f"# Commands\n\n{NOTE}\n", "`thinpipe VERB --help` shows the same.\n"]
+    parts = [f"# Commands\n\n{NOTE}\n", "`thinpipe VERB --help` shows the usual ones, `--help-all` the same as here.\n"]
     return "\n".join(parts + [_command(name, verb) for name, verb in VERBS.items()])
 
 
 def _command(name: str, verb: Verb) -> str:
-    entries = [entry for entry in _flags(verb.config) if not _is_of_a_run(verb, entry)]
+    entries = [entry for entry in flags_of(verb.config) if not _is_of_a_run(verb, entry)]
     words = ["RUN.toml"] if verb.starts_with_file else []
     words += [entry.positional for entry in entries if entry.positional]
     text = f"## `{' '.join(['thinpipe', name, *words])}`\n\n{_about(verb.config)}"
@@ -82,114 +61,9 @@ def _command(name: str, verb: Verb) -> str:
 
 def _is_of_a_run(verb: Verb, entry: Setting) -> bool:
     section = entry.name.split(".")[0].replace("-", "_")
-    return verb.starts_with_file and (section == "hub" or section in {field.name for field in _fields(RunConfig)})
-
-
-def _flags(config: type[Any]) -> Iterator[Setting]:
-    yield from (_as_flag(entry) for entry in settings_of(config))
-    for path, section, values in sections(config):
-        yield from (_as_flag(entry, f"{path}.") for entry in settings_of(section, values))
-
-
-def _as_flag(entry: Setting, prefix: str = "") -> Setting:
-    return dataclasses.replace(entry, name=f"{prefix}{entry.name}".replace("_", "-"))
-
-
-def sections(config: type[Any], values: Any = None, prefix: str = "") -> Iterator[tuple[str, type[Any], Any]]:
-    """The dataclasses among the fields, with paths and defaults: ("model.subspace", SubspaceConfig, its default)."""
-    for field, hint in _hinted(config):
-        section = _section(hint)
-        if section is not None:
-            default = _default(field, values)
-            yield f"{prefix}{field.name}", section, default
-            yield from sections(section, default, f"{prefix}{field.name}.")
-
-
-def settings_of(config: type[Any], values: Any = None) -> list[Setting]:
-    """The fields that are no sections; `values` has defaults that are not the class's own."""
-    helps = _helps(config)
-    return [
-        Setting(
-            name=field.name,
-            type=_type_in_words(hint),
-            default=_value_in_words(_default(field, values)),
-            help=helps.get(field.name, ""),
-            positional=_positional(field.name, hint),
-        )
-        for field, hint in _hinted(config)
-        if _section(hint) is None
-    ]
-
-
-def _hinted(config: type[Any]) -> list[tuple[dataclasses.Field[Any], Any]]:
-    hints = typing.get_type_hints(config, include_extras=True)
-    return [(field, hints[field.name]) for field in _fields(config)]
-
-
-def _fields(config: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(config)
-
-
-def _section(hint: Any) -> type[Any] | None:
-    """The class of a section, also of one that may be left out."""
-    if typing.get_origin(hint) is typing.Annotated:
-        hint = typing.get_args(hint)[0]
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return next((each for each in options if isinstance(each, type) and dataclasses.is_dataclass(each)), None)
-
-
-def _helps(config: type[Any]) -> dict[str, str]:
-    """The text under each field, of a class and of those that it is made from."""
-    found: dict[str, str] = {}
-    for owner in reversed(config.__mro__):
-        if not dataclasses.is_dataclass(owner):
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-        assert isinstance(tree, ast.ClassDef)
-        for line, after in zip(tree.body, tree.body[1:], strict=False):
-            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                text = after.value if isinstance(after, ast.Expr) else None
-                if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                    found[line.target.id] = " ".join(text.value.split())
-    return found
-
-
-def _type_in_words(hint: Any) -> str:
-    if typing.get_origin(hint) is typing.Annotated:
-        return _type_in_words(typing.get_args(hint)[0])
-    options = typing.get_args(hint)
-    if typing.get_origin(hint) is Literal:
-        return ", ".join(f"`{option}`" for option in options)
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return " or ".join(_type_in_words(option) for option in options)
-    if typing.get_origin(hint) is tuple:
-        return f"list of {_type_in_words(options[0])}"
-    return WORDS.get(hint.__name__, str(hint.__name__))
-
-
-def _default(field: dataclasses.Field[Any], values: Any) -> Any:
-    if values not in (None, dataclasses.MISSING):
-        return getattr(values, field.name)
-    return field.default_factory() if callable(field.default_factory) else field.default
-
-
-def _value_in_words(value: Any) -> str:
-    if value is dataclasses.MISSING:
-        return "must be given"
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    if isinstance(value, tuple):
-        return f"`{' '.join(map(str, value))}`" if value else "empty"
-    return f"`{value}`" if str(value) else "empty"
-
-
-def _positional(name: str, hint: Any) -> str:
-    marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
-    if not any("Positional" in repr(mark) for mark in marks):
-        return ""
-    return next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), name.upper())
+    return verb.starts_with_file and (
+        section == "hub" or section in {field.name for field in dataclasses.fields(RunConfig)}
+    )
 
 
 def _about(config: type[Any]) -> str:

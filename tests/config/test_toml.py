@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from thinpipe.cli import _parse
+from thinpipe.cli.parsing import parse
 from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml, load_toml
@@ -102,7 +102,7 @@ def test_every_optional_setting_of_a_run_is_none_by_default():
 def test_a_flag_beats_the_file_before_anything_is_checked(text, flags, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(text)
-    _, config = _parse(["train", str(path), *flags])
+    _, config = parse(["train", str(path), *flags])
     assert isinstance(config, RunConfig)
     config.__post_init__()
     (flag, *_) = flags
@@ -123,4 +123,4 @@ def test_what_no_flag_mends_is_refused(text, says, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(text)
     with pytest.raises(UserError, match=says):
-        _parse(["train", str(path), "--job.dump-folder", "elsewhere"])
+        parse(["train", str(path), "--job.dump-folder", "elsewhere"])

@@ -5,8 +5,9 @@ import re
 import pytest
 
 from tests.readme.pages import ROOT, blocks, commands, guides, prose, save_files
-from thinpipe.cli import _parse, main
+from thinpipe.cli import main
 from thinpipe.cli.commands import VERBS
+from thinpipe.cli.parsing import parse
 
 COMMANDS = [
     pytest.param(page, words, id=f"{page.relative_to(ROOT)}: {' '.join(words)}")
@@ -27,7 +28,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("page", "words"), COMMANDS)
 def test_it_is_understood(page, words, folder):
     save_files(page, folder)
-    _parse(words)
+    parse(words)
 
 
 def test_there_are_many():
@@ -37,7 +38,7 @@ def test_there_are_many():
 @pytest.mark.usefixtures("folder")
 def test_a_wrong_flag_would_be_found(capsys):
     with pytest.raises(SystemExit) as stopped:
-        _parse(["train", "RUN.toml", "--training.stepps", "3"])
+        parse(["train", "RUN.toml", "--training.stepps", "3"])
     assert stopped.value.code == 2
     assert "--training.steps" in capsys.readouterr().err
 

@@ -3,7 +3,7 @@
 import tomllib
 
 from tests.readme.pages import ROOT, commands, save_files
-from thinpipe.cli import _parse
+from thinpipe.cli.parsing import parse
 from thinpipe.config.hub import HubConfig
 
 PAGE = ROOT / "docs/howto/train-with-friends.md"
@@ -19,7 +19,7 @@ def test_the_hub_does_what_the_page_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_files(PAGE, tmp_path)
     (hub,) = (words for words in commands(PAGE) if words[0] == "hub")
-    _, config = _parse(hub)
+    _, config = parse(hub)
     assert isinstance(config, HubConfig)
     assert config.hub.peers == len(config.model.boundaries) + 1
     assert config.microbatches >= config.hub.peers

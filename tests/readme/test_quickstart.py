@@ -59,6 +59,22 @@ def test_the_quick_start_runs_and_learns(quick_start):
     check_quick_start(*quick_start)
 
 
+def test_a_new_settings_file_is_planned_and_trains(quick_start):
+    folder, _ = quick_start
+    (_, *new), (_, *train) = marked(README, "new")
+    assert "tokens/s" in run(["thinpipe", *new], folder)
+    smaller = ["--training.seq-len", "16", "--training.global-batch-size", "2"]
+    assert "finished" in run(["thinpipe", *train, *smaller], folder)
+
+
+def test_a_plan_for_this_machine_needs_no_file(quick_start):
+    folder, _ = quick_start
+    (command,) = marked(ROOT / "docs/howto/plan.md", "plan here")
+    printed = run(command, folder)
+    assert "it fits" in " ".join(printed.split())
+    assert "GFLOP/s" in printed
+
+
 def pattern_of(line):
     """Any numbers for the numbers of a shown line, any spaces for its spaces, anything for dots at its end, any lines
     for a line of dots."""

@@ -9,6 +9,7 @@ import pytest
 
 import thinpipe
 from thinpipe.cli.commands import VERBS
+from thinpipe.config.describe import flags_of
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 
@@ -28,8 +29,8 @@ def test_the_page_is_not_stale(make, name):
     assert (REFERENCE / name).read_text() == make.PAGES[name](), "run: python docs/reference/make.py"
 
 
-def test_every_setting_says_what_it_does(make):
-    silent = [f"{verb}: {entry.name}" for verb in VERBS for entry in make._flags(VERBS[verb].config) if not entry.help]
+def test_every_setting_says_what_it_does():
+    silent = [f"{verb}: {entry.name}" for verb in VERBS for entry in flags_of(VERBS[verb].config) if not entry.help]
     assert not silent
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from thinpipe.api.settings import run_settings
+from thinpipe.api.this_machine import HERE, this_machine
 from thinpipe.config.boundary import refuse_registered_compressors
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
@@ -27,8 +28,8 @@ def plan(
     use_all_peers: bool = False,
     **overrides: Any,
 ) -> Plan:
-    """The plan of a run on the machines of a file (as examples/machines.toml): `fits`, `tokens_per_second`,
-    `nbytes_per_token` and, per machine, `machine_loads`.
+    """The plan of a run on the machines of a file (as examples/machines.toml), or on this one with "here": `fits`,
+    `tokens_per_second`, `nbytes_per_token` and, per machine, `machine_loads`.
 
     `config` and `overrides` as in `train`. `vocab_size`: by default that of the tokens in `data.path`, else the
     preset's. `find_fastest`: searches for the boundaries, schedule and micro-batches that are fastest on these
@@ -38,9 +39,16 @@ def plan(
     settings = run_settings(config, overrides)
     refuse_registered_compressors(settings.boundary, "`plan`")
     model, guessed = model_to_plan(settings, vocab_size)
-    known = load_machines(Path(machines), precision=precision_of(settings))
+    known = machines_here_or_in(machines, settings, model)
     known = replace(known, assumptions=(*known.assumptions, *guessed))
     return plan_for(settings, model, known, find_fastest=find_fastest, use_all_peers=use_all_peers)[0]
+
+
+def machines_here_or_in(named: Path | str, settings: RunConfig, model: PlannedModel) -> Machines:
+    """The machines of a file, or this machine if "here" is named and no file is called so. Raises UserError."""
+    if str(named) == HERE and not Path(named).exists():
+        return this_machine(settings, model)
+    return load_machines(Path(named), precision=precision_of(settings))
 
 
 def model_to_plan(settings: RunConfig, vocab_size: int | None) -> tuple[PlannedModel, list[str]]:

@@ -4,24 +4,28 @@ Settings classes are imported at start, because `--help` shows them, so their mo
 are named by strings and imported only when their verb runs.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from thinpipe.config.commands import (
+    CompletionConfig,
+    DemoConfig,
     EvalConfig,
     ExportConfig,
     GenerateConfig,
     ImportConfig,
+    NewConfig,
     ProbeConfig,
     ReportConfig,
     SelftestConfig,
     WatchConfig,
 )
+from thinpipe.config.data import TokenizeConfig
 from thinpipe.config.doctor import DoctorConfig
 from thinpipe.config.hub import HubConfig, InviteConfig, JoinConfig, KickConfig, ServiceConfig, StatusConfig, UpConfig
 from thinpipe.config.plan import PlanConfig
 from thinpipe.config.run import RunConfig
-from thinpipe.data import TokenizeConfig
 
 
 @dataclass(frozen=True)
@@ -37,19 +41,71 @@ class Verb:
     """True if the verb connects to a hub or runs one, which needs the extra `swarm`."""
     check: str = ""
     """As `target`, for what can be refused before the target's imports, which take seconds: raises UserError."""
+    usual: Mapping[str, str] = field(default_factory=dict)
+    """With a file: the flags that `--help` shows, in a few words each; `--help-all` shows all."""
 
 
 _MEMORY = "thinpipe.swarm.hub.memory_check"
+_MODEL = {
+    "model.preset": "new model of this size",
+    "model.hf": "Hugging Face model to tune instead",
+    "model.boundaries": "blocks at which the model is cut",
+}
+_BATCH = {
+    "training.steps": "optimiser steps in all",
+    "training.global-batch-size": "sequences per step",
+    "training.seq-len": "tokens per sequence",
+}
+_RUN = {
+    "data.path": "folder of tokens",
+    "job.dump-folder": "output folder",
+    **_MODEL,
+    **_BATCH,
+    "optimizer.lr": "learning rate",
+}
+_DEVICE = {"training.device": "cpu, cuda, cuda:N or mps"}
+_TRAIN = {**_RUN, **_DEVICE, "parallelism.pipeline-parallel-degree": "processes on this machine"}
+_HUB = {
+    "hub.peers": "peers at which training starts",
+    "hub.address": "this machine, as peers reach it",
+    "hub.port": "port that the router forwards",
+    "hub.keep-ends": "your machines, which alone see text",
+    **_RUN,
+}
+_PLAN = {
+    "machines": "here, a machines file, or a hub's folder",
+    "search": "find the fastest settings",
+    "tokens": "for example 10B: hours and price",
+    "figure": "file for a timeline of one step",
+    "json": "print the plan as JSON",
+    **_MODEL,
+    **_BATCH,
+}
+_UP = {"peers": "peer processes", **_RUN, **_DEVICE}
 
 VERBS: dict[str, Verb] = {
+    "demo": Verb(DemoConfig, "thinpipe.cli.demo:run", swarm=True),
+    "new": Verb(NewConfig, "thinpipe.cli.new:run"),
     "tokenize": Verb(TokenizeConfig, "thinpipe.cli.tokenize:run"),
-    "plan": Verb(PlanConfig, "thinpipe.cli.plan:run", starts_with_file=True),
-    "train": Verb(RunConfig, "thinpipe.cli.train:run", starts_with_file=True),
+    "plan": Verb(PlanConfig, "thinpipe.cli.plan:run", starts_with_file=True, usual=_PLAN),
+    "train": Verb(RunConfig, "thinpipe.cli.train:run", starts_with_file=True, usual=_TRAIN),
     "hub": Verb(
-        HubConfig, "thinpipe.swarm.hub.command:run", starts_with_file=True, swarm=True, check=f"{_MEMORY}:check_hub"
+        HubConfig,
+        "thinpipe.swarm.hub.command:run",
+        starts_with_file=True,
+        swarm=True,
+        check=f"{_MEMORY}:check_hub",
+        usual=_HUB,
     ),
     "join": Verb(JoinConfig, "thinpipe.swarm.peer.cards:run", swarm=True),
-    "up": Verb(UpConfig, "thinpipe.swarm.local:up", starts_with_file=True, swarm=True, check=f"{_MEMORY}:check_up"),
+    "up": Verb(
+        UpConfig,
+        "thinpipe.swarm.local:up",
+        starts_with_file=True,
+        swarm=True,
+        check=f"{_MEMORY}:check_up",
+        usual=_UP,
+    ),
     "status": Verb(StatusConfig, "thinpipe.cli.hub_commands:status", swarm=True),
     "watch": Verb(WatchConfig, "thinpipe.cli.watch:run"),
     "invite": Verb(InviteConfig, "thinpipe.cli.hub_commands:invite", swarm=True),
@@ -63,4 +119,5 @@ VERBS: dict[str, Verb] = {
     "probe": Verb(ProbeConfig, "thinpipe.cli.probe:run"),
     "export": Verb(ExportConfig, "thinpipe.cli.export_model:run"),
     "import": Verb(ImportConfig, "thinpipe.cli.import_model:run"),
+    "completion": Verb(CompletionConfig, "thinpipe.cli.completion:run"),
 }

@@ -1,4 +1,5 @@
-"""`thinpipe plan`: loads machines and model, makes a plan (or searches for the fastest), prints it. No torch."""
+"""`thinpipe plan`: loads machines and model, makes a plan (or searches for the fastest), prints it. No torch, unless it
+is for this machine."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +7,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from thinpipe.api.planning import model_to_plan, plan_for
+from thinpipe.api.planning import machines_here_or_in, model_to_plan, plan_for
 from thinpipe.config.plan import PlanConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
@@ -15,7 +16,7 @@ from thinpipe.core.units import parse_count
 from thinpipe.planning.advice import advise, bottleneck
 from thinpipe.planning.alternatives import find_alternatives
 from thinpipe.planning.devices import precision_of
-from thinpipe.planning.machines import Machines, load_machines
+from thinpipe.planning.machines import Machines
 from thinpipe.planning.planner import Plan, estimate_cost
 from thinpipe.planning.render import as_dict, render
 from thinpipe.planning.search import SearchResult
@@ -27,7 +28,7 @@ def run(config: PlanConfig) -> int:
     """Exit code 1 if the plan does not fit."""
     settings, use_all_peers = config.as_run(), config.hub.use_all_peers
     model, guessed = model_to_plan(settings, config.vocab_size)
-    machines = _load_machines(config.machines, settings)
+    machines = _load_machines(config.machines, settings, model)
     machines = replace(machines, assumptions=(*machines.assumptions, *guessed))
     plan, found = plan_for(
         settings,
@@ -80,10 +81,10 @@ def _as_cli_flags(plan: Plan) -> str:
     return "  " + " ".join(f"--{name} {value}" for name, value in flags.items() if value)
 
 
-def _load_machines(named: Path | None, settings: RunConfig) -> Machines:
+def _load_machines(named: Path | None, settings: RunConfig, model: PlannedModel) -> Machines:
     if named is None:
         raise UserError(
-            "a plan needs machines: pass --machines with a file (such as examples/machines.toml) or with the "
+            "a plan needs machines: --machines here for this machine, a file (examples/machines.toml is one), or the "
             "dump_folder of a hub's run"
         )
     if named.is_dir():
@@ -91,4 +92,4 @@ def _load_machines(named: Path | None, settings: RunConfig) -> Machines:
         from thinpipe.cli.hub_commands import ask_status
 
         return machines_from_status(ask_status(named), precision_of(settings))
-    return load_machines(named, precision=precision_of(settings))
+    return machines_here_or_in(named, settings, model)

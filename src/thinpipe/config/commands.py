@@ -1,13 +1,14 @@
-"""Settings of the commands eval, generate, export, import, probe, report, watch and selftest. Imports no torch, so that
-`--help` is quick."""
+"""Settings of the commands new, demo, eval, generate, export, import, probe, report, completion, watch and selftest.
+Imports no torch, so that `--help` is quick."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from thinpipe.core.errors import UserError
+from thinpipe.core.units import parse_duration, parse_rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +149,58 @@ class ReportConfig:
     def __post_init__(self) -> None:
         if self.sample == "":
             raise UserError("--sample must not be empty: write the beginning of a text")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewConfig:
+    """Write a settings file with only what matters, and plan it at once. What no flag says is asked."""
+
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = Path("run.toml")
+    """Settings file to write. For a run on several machines, FILE.machines.toml is written beside it."""
+    goal: Literal["pretrain", "tune"] | None = None
+    """pretrain: train a new model from the beginning. tune: train a Hugging Face model further, with LoRA."""
+    model: str | None = None
+    """pretrain: name of a model preset, for example llama-10m. tune: folder of a Hugging Face model, or hf:NAME."""
+    data: str | None = None
+    """Text or chats: a file, a folder or a pattern, as `thinpipe tokenize --sources` takes them, sample:train for two
+    books that come with thinpipe, or a folder of tokens."""
+    where: Literal["alone", "lan", "friends"] | None = None
+    """alone: on this machine. lan: on machines of one fast network. friends: over ordinary internet links."""
+    machines: tuple[str, ...] = ()
+    """lan and friends: the device of each machine, for example "RTX 3060"; here: this machine."""
+    overwrite: bool = False
+    """Replace a file that is there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """Show what thinpipe does, on this machine, in about three minutes: four processes behind emulated home links train
+    with whole and with thin messages; then four peers of a hub train, one of them is killed and comes back. Ends with
+    one picture."""
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = Path("demo")
+    """Folder to create, for the picture and the three runs."""
+    seconds: float = 40.0
+    """Seconds of training of each of the three runs, after they have started."""
+    rate: str = "20mbps"
+    """Rate of each emulated link, up and down."""
+    latency: str = "20ms"
+    """One-way latency of each emulated link."""
+
+    def __post_init__(self) -> None:
+        if not 10 <= self.seconds <= 3600:
+            raise UserError(f"--seconds must be between 10 and 3600, not {self.seconds:g}")
+        parse_rate(self.rate), parse_duration(self.latency)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionConfig:
+    """Print a script that lets your shell complete commands, flags, their values and files. bash: add `eval "$(thinpipe
+    completion bash)"` to ~/.bashrc; zsh: the same with zsh to ~/.zshrc; fish: `thinpipe completion fish | source` in
+    ~/.config/fish/config.fish."""
+
+    shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional, tyro.conf.arg(metavar="SHELL")]
+    """bash, zsh or fish."""
 
 
 PORT = 8080

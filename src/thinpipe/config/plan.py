@@ -15,8 +15,8 @@ class PlanConfig(HubConfig):
     """Predict memory, speed and cost of a run: thinpipe plan RUN.toml --machines MACHINES.toml."""
 
     machines: Path | None = None
-    """Machines file (example: examples/machines.toml), or the dump_folder of a hub's run, to plan for the peers that
-    have joined the run, with their measured speeds."""
+    """here: this machine, measured now. Or a machines file (example: examples/machines.toml), or the dump_folder of a
+    hub's run, to plan for the peers that have joined the run, with their measured speeds."""
     vocab_size: int | None = None
     """Vocabulary size. Default: the vocabulary of data.path if that folder exists, else the preset's."""
     tokens: str | None = None

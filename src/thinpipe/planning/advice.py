@@ -32,6 +32,8 @@ class Change:
     description: str
     speedup: float
     """Ratio of tokens/s after and before the change."""
+    is_purchase: bool = False
+    """True for faster machines or links, false for settings."""
 
 
 def bottleneck(plan: Plan) -> str:
@@ -44,12 +46,14 @@ def bottleneck(plan: Plan) -> str:
 
 
 def advise(plan: Plan, *, use_all_peers: bool = False) -> list[Change]:
-    """Changes, the largest speedup first; for a plan that does not fit, what memory is missing and how to save some."""
+    """Changes of settings, the largest speedup first, then of hardware; for a plan that does not fit, what memory is
+    missing and how to save some."""
     if not plan.fits:
         return [Change(description=line, speedup=1.0) for line in _how_to_fit(plan, use_all_peers=use_all_peers)]
     found = []
     passes = 0
     for description, config, model, machines in _changes(plan):
+        is_purchase = machines is not plan.machines
         passes += 2 * config.microbatches * len(plan.machine_loads)
         if passes > MAX_PASSES:
             break
@@ -59,8 +63,8 @@ def advise(plan: Plan, *, use_all_peers: bool = False) -> list[Change]:
             continue
         speedup = other.tokens_per_second / plan.tokens_per_second
         if other.fits and speedup >= _MIN_SPEEDUP:
-            found.append(Change(description=description, speedup=speedup))
-    return sorted(found, key=lambda change: -change.speedup)
+            found.append(Change(description=description, speedup=speedup, is_purchase=is_purchase))
+    return sorted(found, key=lambda change: (change.is_purchase, -change.speedup))
 
 
 def _how_to_fit(plan: Plan, *, use_all_peers: bool) -> Iterator[str]:

@@ -89,7 +89,9 @@ def _verdict(plan: Plan) -> Text:
 
 def _machines_table(plan: Plan) -> Table:
     other = "frozen" if isinstance(plan.model, StoredModel) else "tables"
-    kinds = ("weights", other, "grads", "optim.", "activ.", "other", "total", "of", "host")
+    kinds = ["weights", other, "grads", "optim.", "activ.", "other", "total", "of", "host"]
+    if not any(load.memory.host for load in plan.machine_loads):
+        kinds.remove("host")
     table = _table("memory, GB", "blocks", *kinds)
     for machine_load in plan.machine_loads:
         memory = machine_load.memory
@@ -103,12 +105,12 @@ def _machines_table(plan: Plan) -> Table:
             memory.total,
             machine_load.machine.memory_nbytes,
             memory.host,
-        )
+        )[: len(kinds)]
         style = None if machine_load.fits else "red"
         table.add_row(
             machine_load.machine.name,
             _blocks(plan, machine_load),
-            *(f"{size / 1e9:.2f}" if size or index < len(sizes) - 1 else "" for index, size in enumerate(sizes)),
+            *(f"{size / 1e9:.2f}" if size or kind != "host" else "" for kind, size in zip(kinds, sizes, strict=True)),
             style=style,
         )
     for name in plan.standbys:

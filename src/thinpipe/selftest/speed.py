@@ -17,8 +17,8 @@ from thinpipe.planning.segment_costs import segment_costs
 from thinpipe.selftest.check import REPORT_IT, Figures, RecipeName, Subject
 from thinpipe.selftest.memory import LAW_IS_OFF, MEMORY_BAND, predicted_nbytes
 from thinpipe.selftest.workload import LEARNING_RATE, Size, language, run_config
-from thinpipe.swarm.peer.machine_probe import measure_flops
 from thinpipe.training.engine import Engine
+from thinpipe.training.matmul_speed import measure_flops
 from thinpipe.training.memory_check import kernel_for
 
 _SLICE_SECONDS, _QUICK_SLICE_SECONDS = 2.0, 0.5

@@ -11,7 +11,8 @@ from thinpipe.config.precision import RECIPES
 from thinpipe.config.run import RunConfig, TrainingConfig
 from thinpipe.core.errors import UserError
 from thinpipe.device.host import _container_nbytes
-from thinpipe.swarm.peer.machine_probe import measure_flops, measure_machine
+from thinpipe.swarm.peer.machine_probe import measure_machine
+from thinpipe.training.matmul_speed import measure_flops
 from thinpipe.training.memory_check import device_budget
 
 CPU = torch.device("cpu")

@@ -1,0 +1,49 @@
+"""Parses a command line: the verb, and its settings with tyro, below them those of a settings file."""
+
+import difflib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import tyro
+
+from thinpipe.cli.commands import VERBS, Verb
+from thinpipe.cli.help import short_help
+from thinpipe.config.presets import preset_names, settings_file
+from thinpipe.config.toml import load_toml, load_toml_below_flags
+from thinpipe.core.errors import UserError
+
+_HELP, _HELP_ALL = ("--help", "-h"), "--help-all"
+
+
+def parse(arguments: Sequence[str]) -> tuple[Verb, Any]:
+    """The verb and its settings. Raises UserError if there is no such verb, or a settings file is missing or invalid,
+    and SystemExit after printing a help or what is wrong with a flag."""
+    name, *rest = arguments
+    verb = VERBS.get(name)
+    if verb is None:
+        nearest = difflib.get_close_matches(name, VERBS, n=1)
+        advice = f"did you mean {nearest[0]}? " if nearest else ""
+        raise UserError(f"there is no command {name}: {advice}`thinpipe --help` names all")
+    if verb.usual and any(argument in _HELP for argument in rest):
+        print(short_help(name, verb))
+        raise SystemExit(0)
+    rest = ["--help" if argument == _HELP_ALL else argument for argument in rest]
+    if not verb.starts_with_file or rest[:1] == ["--help"]:
+        return verb, tyro.cli(verb.config, prog=f"thinpipe {name}", args=rest)
+    if not rest or rest[0].startswith("-"):
+        raise UserError(
+            f"`thinpipe {name}` needs a settings file: thinpipe {name} RUN.toml [--section.field value]. "
+            f"Presets in place of a file: {', '.join(preset_names())}; `thinpipe new` writes a file"
+        )
+    file, flags = settings_file(rest[0]), [flag for flag in rest[1:] if flag.startswith("--")]
+    # Without flags, so that a message names the file.
+    load = partial(load_toml_below_flags, flags=map(_settings_key, flags)) if flags else load_toml
+    settings = load(file, verb.config)
+    return verb, tyro.cli(verb.config, default=settings, prog=f"thinpipe {name} {rest[0]}", args=rest[1:])
+
+
+def _settings_key(flag: str) -> str:
+    """--training.max-norm=2 and --job.no-print-config are training.max_norm and job.print_config."""
+    *sections, name = flag.partition("=")[0].removeprefix("--").replace("-", "_").split(".")
+    return ".".join((*sections, name.removeprefix("no_")))
