@@ -1,5 +1,6 @@
 """`thinpipe demo` as a new user meets it: real processes, links, a hub and a killed peer, and the picture."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.programs import PATIENCE
+from tests.programs import PATIENCE, wait_until
 from thinpipe.cli.demo_figure import Curve, Fall
 from thinpipe.core.events import Step, read_events
 from thinpipe.core.hub_events import GenerationStarted, PeerJoined, PeerLeft
@@ -20,7 +21,6 @@ def demo(folder, *arguments):
 
 @pytest.mark.long
 def test_thin_is_faster_and_the_killed_peer_comes_back(tmp_path):
-    before = {process.pid for process in psutil.process_iter()}
     done = demo(tmp_path, "shown", "--seconds", "40", "--rate", "5mbps")
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "shown"
@@ -34,8 +34,23 @@ def test_thin_is_faster_and_the_killed_peer_comes_back(tmp_path):
     assert joined.count(left.peer) == 2
     assert f"{left.peer} was killed" in done.stdout
     assert "the run went on from its last commit" in done.stdout
-    left_over = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in before]
-    assert not [process for process in left_over if str(folder) in " ".join(process.info["cmdline"] or [])]
+    assert left_over("shown/friends") == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM is a kill there")
+def test_nothing_outlives_a_demo_that_is_ended(tmp_path):
+    command = [sys.executable, "-m", "thinpipe", "demo", "shown"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        wait_until((tmp_path / "shown/thick/output.log").exists)
+        process.terminate()
+        assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+    assert left_over("shown/thick") == []
+
+
+def left_over(words):
+    """Programs with these words in their command line."""
+    found = psutil.process_iter(["cmdline"])
+    return [each for each in found if words in " ".join(each.info["cmdline"] or [])]
 
 
 def test_a_folder_that_is_in_use_is_refused_at_once(tmp_path):

@@ -6,6 +6,7 @@ in a subspace. Then four peers of a hub train, and one is killed and started aga
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -57,6 +58,7 @@ def run(config: DemoConfig) -> None:
     if config.folder.exists() and any(config.folder.iterdir()):
         raise UserError(f"{config.folder} holds something already: name another folder, `thinpipe demo FOLDER`")
     console = Console(highlight=False, markup=False, soft_wrap=True)
+    signal.signal(signal.SIGTERM, _leave)  # so that no program of the demo outlives it
     console.print(f"about {3 * (config.seconds + 20) / 60:.0f} minutes; everything stays in {config.folder}")
     tokens = config.folder / "tokens"
     sources = TokenizeConfig(sources=("sample:train",), output=tokens, vocab_size=_VOCABULARY)
@@ -71,6 +73,10 @@ def run(config: DemoConfig) -> None:
     draw_demo(thick, thin, friends, fall, links=f"{config.rate}, {config.latency}", path=picture)
     for line in [*_thick_against_thin(thick, thin), _fall_in_words(fall), f"picture: {picture}"]:
         console.print(line)
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _on_links(config: DemoConfig, tokens: Path, width: int | None) -> RunConfig:
