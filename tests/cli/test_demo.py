@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.programs import PATIENCE, wait_until
+from tests.programs import PATIENCE
+from tests.swarm.commits import wait_until
 from thinpipe.cli.demo_figure import Curve, Fall
 from thinpipe.core.events import Step, read_events
 from thinpipe.core.hub_events import GenerationStarted, PeerJoined, PeerLeft

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,8 @@ from thinpipe.core.process_group import NEW_PROCESS_GROUP
 from thinpipe.data import prepare
 from thinpipe.monitor.log_follower import LogFollower
 
+_TERMINATED = threading.Event()
+"""Set by SIGTERM: the demo ends where it can end its programs too."""
 _PEERS, _WIDTH, _VOCABULARY = 4, 16, 2048
 _STEPS = 100_000
 """More than there is time for."""
@@ -58,7 +61,7 @@ def run(config: DemoConfig) -> None:
     if config.folder.exists() and any(config.folder.iterdir()):
         raise UserError(f"{config.folder} holds something already: name another folder, `thinpipe demo FOLDER`")
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    signal.signal(signal.SIGTERM, _leave)  # so that no program of the demo outlives it
+    signal.signal(signal.SIGTERM, lambda *_: _TERMINATED.set())
     console.print(f"about {3 * (config.seconds + 20) / 60:.0f} minutes; everything stays in {config.folder}")
     tokens = config.folder / "tokens"
     sources = TokenizeConfig(sources=("sample:train",), output=tokens, vocab_size=_VOCABULARY)
@@ -73,10 +76,6 @@ def run(config: DemoConfig) -> None:
     draw_demo(thick, thin, friends, fall, links=f"{config.rate}, {config.latency}", path=picture)
     for line in [*_thick_against_thin(thick, thin), _fall_in_words(fall), f"picture: {picture}"]:
         console.print(line)
-
-
-def _leave(number: int, _frame: object) -> None:
-    raise SystemExit(128 + number)
 
 
 def _on_links(config: DemoConfig, tokens: Path, width: int | None) -> RunConfig:
@@ -205,6 +204,8 @@ def _events(
     began, first, said = time.monotonic(), 0.0, time.monotonic()
     while not first or time.monotonic() < first + seconds:
         found += log.poll()
+        if _TERMINATED.is_set():
+            raise SystemExit(128 + signal.SIGTERM)
         now = time.monotonic()
         newest = next((event for event in reversed(found) if isinstance(event, Step)), None)
         if newest is not None and not first:

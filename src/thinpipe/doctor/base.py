@@ -1,4 +1,4 @@
-"""Checks of a run that trains a Hugging Face model: the base and its hash, room for its download, the kernel of
+"""Checks of a run that trains a Hugging Face model: the base and its hash, disk space for its download, the kernel of
 attention, quantisation on this device, and who can read the data."""
 
 import shutil

@@ -90,7 +90,7 @@ def test_an_interrupted_link_is_measured_again_and_a_dead_one_given_up(tmp_path)
     with running_broker(tmp_path) as running, hub_services(running, probe=now_and_then):
         connection, meter = HubConnection(address(running, "p0")), LinkMeter()
         seen = []
-        for carries in (False, True, False, False, False):  # noqa: B007  read by the service
+        for carries in (False, True, False, False, False):
             try:
                 seen.append(len(meter.measure(connection, timeout_seconds=LIMIT if carries else 0.5)))
             except (TimeoutError, UserError) as error:
