@@ -21,6 +21,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "watch": "live view of a run in the terminal",
         "invite": "print, list or revoke invites",
         "kick": "remove a peer",
+        "service": "keep a hub or a joined machine running over restarts",
         "report": "write a page with figures",
     },
     "Use a model": {
