@@ -10,7 +10,7 @@ import yaml
 
 from tests.readme.pages import ROOT, guides, read
 from tests.readme.test_page_links import anchors
-from thinpipe.cli import _parse
+from thinpipe.cli.parsing import parse
 
 PROJECT = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
 HOME = "https://github.com/thinpipe/thinpipe"
@@ -76,7 +76,7 @@ def test_what_a_workflow_runs_exists(workflow):
         for extras in re.findall(r"\.\[([\w,]+)\]", script):
             assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
         for words in thinpipe_commands(script):
-            _parse(words)
+            parse(words)
 
 
 def test_every_python_that_is_promised_is_tried():
@@ -137,7 +137,7 @@ def test_forms_ask_for_the_file_of_the_selftest():
         assert field["validations"] == {"required": True}
         assert "selftest/selftest.md" in field["attributes"]["description"]
         for command in re.findall(r"`thinpipe (selftest[^`]*)`", json.dumps(field)):
-            _parse(command.split())
+            parse(command.split())
 
 
 @pytest.mark.usefixtures("folder")
@@ -155,7 +155,7 @@ def test_the_compose_file_names_what_exists_and_runs_what_parses():
         found = list(thinpipe_commands(script)) if "entrypoint" in service else [service["command"]]
         assert found, name
         for words in found:
-            _parse(words)
+            parse(words)
     hub = " ".join(services["hub"]["command"])
     assert "--hub.port 4222" in hub
     assert services["hub"]["ports"] == ["4222:4222"]
