@@ -9,7 +9,7 @@ from rich.live import Live
 from thinpipe.config.commands import WatchConfig
 from thinpipe.core.errors import UserError
 from thinpipe.monitor.log_follower import POLL_SECONDS, LogFollower
-from thinpipe.monitor.terminal import render
+from thinpipe.monitor.terminal import plain_lines, render
 
 
 def run(config: WatchConfig) -> int:
@@ -24,7 +24,11 @@ def run(config: WatchConfig) -> int:
         if not follower.path.is_file():
             raise UserError(f"{follower.path} does not exist: name the dump_folder of a run")
         follower.poll()
-        console.print(render(follower.run_state.snapshot(), time.time(), width=console.width))
+        snapshot = follower.run_state.snapshot()
+        if console.is_terminal:
+            console.print(render(snapshot, time.time(), width=console.width))
+        else:
+            print(*plain_lines(snapshot, time.time()), sep="\n")
         if follower.unknown:
             console.print(
                 f"{follower.unknown} line(s) of the log were written by another version of thinpipe: left out"

@@ -37,6 +37,8 @@ class GenerationStarted(Event, frozen=True, kw_only=True, tag="generation_starte
     """Peers in pipeline order."""
     bottleneck: str = ""
     """Slowest part of the pipeline according to the measurements, in words."""
+    planned_tokens_per_second: float = 0.0
+    """Speed of that slowest part; 0: unknown."""
     who_reads: str = ""
     """Who can read the data, in one sentence; empty in the logs of older hubs."""
 

@@ -59,6 +59,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     state: str
     """One of waiting, running, recovering, finished, and "stopped: REASON"."""
+    now: str
+    """What happens now, and on whose machines, in words."""
+    limit: str
+    """What limits the speed, in words; empty if unknown."""
+    planned_tokens_per_second: float | None
+    """Speed that the hub expects of this generation, from its measurements. None: unknown, as without a hub."""
     last_event_s: float | None
     """Time of the last event, in seconds since 1970. None: no event yet."""
     stale_after_s: float

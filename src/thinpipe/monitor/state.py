@@ -19,6 +19,7 @@ from thinpipe.core.hub_events import (
     PeerLeft,
 )
 from thinpipe.core.units import format_duration_ceil
+from thinpipe.monitor.headline import limit_text, now_text, whose
 from thinpipe.monitor.rolling_stats import RollingStats
 from thinpipe.monitor.snapshot import Note, Recovery, Snapshot, StageStatus
 
@@ -42,7 +43,8 @@ class RunState:
         self._notes: deque[Note] = deque(maxlen=_NOTES)
         self._recoveries: deque[Recovery] = deque(maxlen=_RECOVERIES)
         self._exactness = Exactness()
-        self._commit_alarm = ""
+        self._commit_alarm, self._promised, self._planned = "", "", 0.0
+        """`_promised`, `_planned`: slowest part and speed of the generation by the hub's measurements."""
         self.recomputed, self.commit_losses = DownsampledCurve(), DownsampledCurve()
         self._audit = self._who_reads = ""
         self._alarms: deque[str] = deque(maxlen=_ALARMS)
@@ -60,6 +62,7 @@ class RunState:
                 self._started(event)
             case GenerationStarted():
                 self.state, self.generation, self._peers = "running", event.generation, event.peers
+                self._promised, self._planned = printable(event.bottleneck), event.planned_tokens_per_second
                 self._present |= dict.fromkeys(peer.name for peer in event.peers)
                 self.rolling_stats, self._who_reads = RollingStats(), printable(event.who_reads)
             case PeerJoined():
@@ -121,10 +124,21 @@ class RunState:
         stages = self._stages()
         slowest = max(stages, key=lambda stage: stage.busy or 0.0, default=None)
         each = rolling_stats.seconds_per_step
+        on, traffic = whose(stages, has_hub=bool(self._peers)), rolling_stats.boundary_traffic
         going = each is not None and last is not None and self.steps > 0 and self.state == "running"
         return Snapshot(
             run=self.run,
             state=self.state,
+            now=now_text(
+                self.state,
+                on=on,
+                step=0 if last is None else last.step,
+                steps=self.steps,
+                has_stepped=rolling_stats.tokens_per_second is not None,
+                interruption=printable(self._interrupted_by.reason) if self._interrupted_by is not None else "",
+            ),
+            limit=limit_text(stages, traffic, self._promised),
+            planned_tokens_per_second=self._planned or None,
             last_event_s=self.last_event_s,
             stale_after_s=max(_MIN_STALE_SECONDS, _STALE_STEPS * (each or 0.0)),
             step=0 if last is None else last.step,
@@ -139,7 +153,7 @@ class RunState:
             bubble=bubble,
             slowest=slowest.name if slowest is not None and bubble is not None else "",
             stages=stages,
-            boundary_traffic=rolling_stats.boundary_traffic,
+            boundary_traffic=traffic,
             standbys=[printable(name) for name in self._present if name not in {peer.name for peer in self._peers}],
             curve=self.curve.points,
             validations=self.validations.points,

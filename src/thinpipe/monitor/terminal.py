@@ -1,4 +1,5 @@
-"""Renders a snapshot as text for a terminal or a pipe: stages in a row, the loss as a sparkline, recent events."""
+"""Renders a snapshot for a terminal, with stages in a row, the loss as a sparkline and recent events; and as plain
+lines for a pipe."""
 
 import math
 import threading
@@ -24,7 +25,7 @@ _NOTES = 8
 
 
 def render(snapshot: Snapshot, now_s: float, *, width: int = 100) -> RenderableType:
-    parts: list[RenderableType] = [_head(snapshot, now_s), _figures(snapshot)]
+    parts: list[RenderableType] = [_head(snapshot, now_s), *map(Text, headlines(snapshot)), _figures(snapshot)]
     if snapshot.curve:
         line = sparkline([loss for _, loss in snapshot.curve], max(10, width - 30))
         parts.append(Text.assemble(("loss ", "dim"), line, f" {snapshot.loss or 0.0:.4f}", no_wrap=True))
@@ -47,6 +48,41 @@ def render(snapshot: Snapshot, now_s: float, *, width: int = 100) -> RenderableT
     return Group(*parts)
 
 
+def headlines(snapshot: Snapshot) -> Iterable[str]:
+    """What happens now and on whose machines, at what speed against plan, and what limits it."""
+    yield f"now: {snapshot.now}"
+    if snapshot.tokens_per_second is not None:
+        speed, planned = f"speed: {snapshot.tokens_per_second:,.0f} tokens/s", snapshot.planned_tokens_per_second
+        yield speed + (f", {snapshot.tokens_per_second / planned:.0%} of {planned:,.0f} planned" if planned else "")
+    if snapshot.limit:
+        yield f"what limits it: {snapshot.limit}"
+
+
+def plain_lines(snapshot: Snapshot, now_s: float) -> Iterable[str]:
+    """The same as `render`, a line for each thing, without columns, colours or block characters."""
+    yield _head(snapshot, now_s).plain
+    yield from headlines(snapshot)
+    yield from figures(snapshot)
+    if snapshot.loss is not None:
+        yield f"loss {snapshot.loss:.4f}"
+    yield from (f"validation loss {loss:.4f} at step {step:,}" for step, loss in snapshot.validations[-1:])
+    between = {traffic.boundary: traffic for traffic in snapshot.boundary_traffic}
+    for stage in snapshot.stages:
+        cells = [cell.plain for cell in _stage_cells(stage)]
+        yield ", ".join(filter(None, cells)) + ("" if stage.is_connected else ", not connected")
+        if traffic := between.get(max(stage.segments, default=-1)):
+            yield f"  boundary {traffic.boundary}: " + ", ".join(cell.plain for cell in _traffic_cells(traffic))
+    yield from filter(None, (snapshot.commit_alarm, *snapshot.alarms))
+    for name, text in (("numbers", snapshot.exactness), ("audit", snapshot.audit)):
+        if text:
+            yield f"{name}: {text}"
+    yield from filter(None, (snapshot.who_reads,))
+    if snapshot.standbys:
+        yield f"standby: {', '.join(snapshot.standbys)}"
+    for note in snapshot.notes[-_NOTES:]:
+        yield f"{time.strftime('%H:%M:%S', time.localtime(note.time_s))} step {note.step}: {note.text}"
+
+
 def _head(snapshot: Snapshot, now_s: float) -> Text:
     silent = now_s - snapshot.last_event_s if snapshot.last_event_s is not None else 0.0
     state, style = snapshot.state, {"running": "green", "finished": "blue"}.get(snapshot.state, "yellow")
@@ -65,8 +101,6 @@ def figures(snapshot: Snapshot) -> Iterable[str]:
     """Short descriptions of the figures that are known."""
     if snapshot.steps:
         yield f"step {snapshot.step:,} of {snapshot.steps:,}"
-    if snapshot.tokens_per_second is not None:
-        yield f"{snapshot.tokens_per_second:,.0f} tokens/s"
     if snapshot.eta_s is not None and math.isfinite(snapshot.eta_s):
         yield f"{format_duration_ceil(snapshot.eta_s)} left"
     if snapshot.compression is not None:

@@ -1,6 +1,7 @@
 """What a generation is expected to do, what the event log says of its start, and the assignment of its peers: from
 membership and run, without I/O."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from thinpipe.core.hub_events import GenerationStarted
@@ -25,13 +26,14 @@ def forecast(generation: Generation, membership: Membership) -> GenerationForeca
 
 def start_event(generation: Generation, membership: Membership, step: int, *, who_reads: str) -> GenerationStarted:
     """The event of a generation that continues from this step. `who_reads`: who can read the data, in one sentence."""
-    reports = _reports(generation, membership)
+    reports, planned = _reports(generation, membership), generation.partition.tokens_per_second
     return GenerationStarted(
         generation=generation.number,
         step=step,
         peers=[reports[name].place(name, segments) for name, segments in generation.partition.stages],
         bottleneck=generation.partition.bottleneck,
         who_reads=who_reads,
+        planned_tokens_per_second=planned if math.isfinite(planned) else 0.0,
     )
 
 
