@@ -18,9 +18,10 @@ COMMANDS = [
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where a reader is: beside the examples, with a run file."""
+    """Where a reader is: beside the examples, with a run file, and one that `thinpipe new` has written."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    (tmp_path / "RUN.toml").write_text((ROOT / "examples/friends.toml").read_text())
+    for name in ("RUN.toml", "mine.toml"):
+        (tmp_path / name).write_text((ROOT / "examples/friends.toml").read_text())
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

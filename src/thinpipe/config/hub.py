@@ -186,8 +186,8 @@ class ServiceConfig:
     """Have a hub or a joined machine come back after a reboot: install, remove or show its service, by systemd, launchd
     or the Windows Task Scheduler. Start the hub, or join, once by hand before."""
 
-    action: Annotated[Literal["install", "remove", "status"], tyro.conf.Positional]
-    """What to do."""
+    action: Annotated[Literal["install", "remove", "status"], tyro.conf.Positional, tyro.conf.arg(metavar="ACTION")]
+    """install, remove or status."""
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """The dump_folder of the hub's run, or a peer's folder (`thinpipe join`)."""
     device: str = "auto"
