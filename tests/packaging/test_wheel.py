@@ -143,7 +143,7 @@ FEW_STEPS = ("--training.steps", "4", "--lr-scheduler.warmup-steps", "2")
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_wheel_runs_all_commands_of_the_readme(built, tmp_path, monkeypatch):
-    """Those that train, with fewer steps. `hub`, `join` and `status` need other people and have tests of their own."""
+    """Those that train, with fewer steps. `hub`, `join`, `status` and `new` need people and have tests of their own."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     programs = environment(tmp_path / "full", built[1], extras=("swarm", "report", "hf"))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -164,7 +164,7 @@ def test_a_wheel_runs_all_commands_of_the_readme(built, tmp_path, monkeypatch):
         "up",
         "plan",
     }
-    assert others == {"hub", "join", "status"}
+    assert others == {"hub", "join", "new", "status"}
 
 
 def test_the_dockerfile_copies_what_exists():
