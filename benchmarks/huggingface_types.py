@@ -3,6 +3,8 @@ model, with its default configuration, and writes a table.
 
     python -m benchmarks.huggingface_types benchmarks/results/huggingface_types.md
     python -m benchmarks.huggingface_types table.md --types llama qwen3
+
+Results are kept on this machine as those of `thinpipe probe`: stop it at any time and start it again.
 """
 
 import argparse
@@ -15,7 +17,8 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from thinpipe.models.hf.hollow import quiet
-from thinpipe.models.hf.probe import CHECKS, ProbeResult, probe
+from thinpipe.models.hf.probe import CHECKS, ProbeResult
+from thinpipe.models.hf.probe_cache import probed
 
 
 def main() -> None:
@@ -34,7 +37,7 @@ def main() -> None:
 def probe_type(model_type: str) -> ProbeResult:
     """Result for a type's default configuration."""
     with quiet():
-        return probe(CONFIG_MAPPING[model_type]().to_dict())
+        return probed(CONFIG_MAPPING[model_type]().to_dict())
 
 
 def table(rows: list[tuple[str, ProbeResult]]) -> str:
