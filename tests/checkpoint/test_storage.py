@@ -6,11 +6,12 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import pytest
 import torch
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, Manifest
-from thinpipe.checkpoint.storage import is_layer_file
+from thinpipe.core.bounds import LayerFileName
 from thinpipe.core.errors import UserError
 
 
@@ -196,9 +197,10 @@ def test_what_somebody_still_reads_is_not_removed(tmp_path):
 
 @pytest.mark.parametrize("name", ["first", "block.12", "console", "com"])
 def test_names_of_layer_files(name):
-    assert is_layer_file(f"{name}.safetensors")
+    assert msgspec.convert(f"{name}.safetensors", LayerFileName)
 
 
 @pytest.mark.parametrize("name", ["../first", "a/b", "a\\b", "c:a", ".x", "First", "", "con", "nul.x", "com1", "lpt9"])
 def test_names_that_lead_elsewhere_or_to_a_device_of_windows(name):
-    assert not is_layer_file(f"{name}.safetensors")
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(f"{name}.safetensors", LayerFileName)

@@ -14,7 +14,7 @@ from torch import nn
 from tests.plan.fake_tensor_oracle import check_costs
 from thinpipe.api import report
 from thinpipe.checkpoint import CheckpointFolder
-from thinpipe.checkpoint.load import load_model
+from thinpipe.checkpoint.load import find_checkpoint, load_model
 from thinpipe.cli import import_model
 from thinpipe.config.commands import ImportConfig
 from thinpipe.config.families import FAMILIES, read_model
@@ -165,9 +165,11 @@ def test_weights_cross_hugging_face_folders(model, tmp_path):
 @EITHER
 def test_a_run_trains_from_an_imported_folder(model, run_config, tmp_path):
     save(materialise(build(model), seed=3), tmp_path / "folder")
-    import_model.run(ImportConfig(source=tmp_path / "folder", output=tmp_path / "imported", boundaries=(2,)))
+    to = {"output": tmp_path / "imported", "boundaries": (2,), "subspace_width": 6, "data": run_config.data.path}
+    import_model.run(ImportConfig(source=tmp_path / "folder", **to))
     [manifest] = tmp_path.glob("imported/checkpoints/*/manifest.json")
-    assert read_model(manifest) == replace(model, boundaries=(2,))
+    subspace = SubspaceConfig(width=6, fixed="given", free_last=True)
+    assert read_model(manifest) == replace(model, boundaries=(2,), subspace=subspace, tied=False)
     config = replace(
         run_config,
         model=ModelSettings(initial=tmp_path / "imported"),
@@ -178,8 +180,7 @@ def test_a_run_trains_from_an_imported_folder(model, run_config, tmp_path):
     [step] = [event for event in read_events(config.job.dump_folder / "events.jsonl") if isinstance(event, Step)]
     assert 3 < step.loss < 5  # about log 64
     newest = CheckpointFolder(config.job.dump_folder / "checkpoints").newest_complete(layers=())[0]
-    trained = load_model(newest)
-    before = materialise(build(model), seed=3)
+    trained, before = load_model(newest), load_model(find_checkpoint(tmp_path / "imported"))
     unchanged = [name for name, each in trained.named_parameters() if torch.equal(each, before.get_parameter(name))]
     assert unchanged == []
 

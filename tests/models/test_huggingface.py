@@ -18,12 +18,11 @@ from thinpipe.models import (
     Model,
     ModelConfig,
     RopeScaling,
-    Segment,
     SubspaceConfig,
     build,
     materialise,
 )
-from thinpipe.models.hf.weights import StoredTensors, load_config, load_weights, save
+from thinpipe.models.hf.weights import load_config, load_weights, save
 
 transformers = pytest.importorskip("transformers")
 
@@ -189,50 +188,6 @@ def test_shards_keep_to_the_limit_unless_one_tensor_is_larger(llama_folder: Path
     assert index["metadata"]["total_size"] == sum(sizes)
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_segment_reads_its_own_tensors_and_no_other_file(place: int, llama_folder: Path, tmp_path: Path) -> None:
-    config = replace(load_config(llama_folder), boundaries=(1, 2))
-    own = {
-        0: ("model.embed_tokens.", "model.layers.0."),
-        1: ("model.layers.1.",),
-        2: ("model.layers.2.", "model.norm.", "lm_head."),
-    }[place]
-    index = json.loads((llama_folder / "model.safetensors.index.json").read_text())
-    needed = {file for name, file in index["weight_map"].items() if name.startswith(own)}
-    assert len(needed) < len(set(index["weight_map"].values()))
-    for file in ("config.json", "model.safetensors.index.json", *needed):
-        (tmp_path / file).write_bytes((llama_folder / file).read_bytes())
-    segment = materialise(build(config).segments[place], seed=0, draw=False)
-    load_weights(segment, tmp_path)
-    assert_equal_weights(segment, loaded(llama_folder))
-
-
-@pytest.mark.parametrize("case", ["llama-tied", "gpt2-tied"])
-def test_a_segment_reads_nothing_else_from_a_whole_file(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(our_model(OURS[case]), tmp_path)
-    read: list[str] = []
-    genuine = StoredTensors.read
-    monkeypatch.setattr(StoredTensors, "read", lambda self, name: read.append(name) or genuine(self, name))
-    segment = build(replace(OURS[case], tied=False, boundaries=(1, 2))).segments[1]
-    load_weights(materialise(segment, seed=0, draw=False), tmp_path)
-    assert len(read) == len(list(segment.parameters()))
-    assert all(".1." in name for name in read)
-
-
-@pytest.mark.parametrize("case", ["llama-tied", "gpt2-tied"])
-def test_a_cut_model_gets_its_head_from_a_tied_embedding(case: str, tmp_path: Path) -> None:
-    tied = our_model(OURS[case])
-    save(tied, tmp_path)
-    cut = loaded(tmp_path, replace(load_config(tmp_path), tied=False, boundaries=(2,)))
-    assert torch.equal(cut(token_ids()), tied(token_ids()))
-    # The head of a segment that has no embedding of its own.
-    last = materialise(build(cut.config).segments[-1], seed=0, draw=False)
-    load_weights(last, tmp_path)
-    assert_equal_weights(last, cut)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_weights_take_the_dtype_of_the_model_and_keep_it_in_the_folder(dtype: torch.dtype, tmp_path: Path) -> None:
     save(our_model(GPT2), tmp_path / "float32")
@@ -369,10 +324,8 @@ def test_a_subspace_model_neither_loads_nor_saves(llama_folder: Path, tmp_path: 
 
 def test_a_model_without_memory_neither_loads_nor_saves(llama_folder: Path, tmp_path: Path) -> None:
     model = build(OURS["llama"])
-    parts: list[Model | Segment] = [model, model.segments[0]]
-    for part in parts:
-        with pytest.raises(ValueError, match=r"no memory yet: call materialise\(...\) first"):
-            load_weights(part, llama_folder)
+    with pytest.raises(ValueError, match=r"no memory yet: call materialise\(...\) first"):
+        load_weights(model, llama_folder)
     with pytest.raises(ValueError, match="no memory yet"):
         save(model, tmp_path)
 

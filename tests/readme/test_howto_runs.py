@@ -114,17 +114,17 @@ def test_fine_tune_with_adapters(pieces, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.timeout(900)
-def test_fine_tune(pieces, tmp_path, monkeypatch, capsys):
+def test_into_a_subspace(pieces, tmp_path, monkeypatch, capsys):
     page = ROOT / "docs/howto/fine-tune.md"
     monkeypatch.chdir(tmp_path)
     save_files(page, tmp_path)
     save_small_smollm2(tmp_path / "smollm2", pieces[0])
-    follow(page, "fine-tune")
-    before = re.findall(r"^loss ([\d.]+) nats", capsys.readouterr().out, re.MULTILINE)
-    follow(page, "fine-tune train")
-    assert len(losses(tmp_path / "runs/tune")) == 3
-    assert float(before[-1]) == pytest.approx(
-        losses(tmp_path / "runs/tune")[0], abs=0.3
-    )  # it began where the import was
-    exported = json.loads((tmp_path / "tuned/config.json").read_text())
+    [tokenize] = (words for _, *words in marked(page, "fine-tune lora") if words[0] == "tokenize")
+    assert main(tokenize) == 0
+    follow(page, "fine-tune subspace")
+    [after] = re.findall(r"converted to 32 of 36 dimensions: .* -> ([\d.]+) nats", capsys.readouterr().out)
+    assert len(losses(tmp_path / "runs/thin")) == 3
+    # It began where the import was.
+    assert losses(tmp_path / "runs/thin")[0] == pytest.approx(float(after), abs=0.3)
+    exported = json.loads((tmp_path / "thin-llama/config.json").read_text())
     assert (exported["num_hidden_layers"], exported["tie_word_embeddings"]) == (30, False)

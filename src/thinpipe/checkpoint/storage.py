@@ -8,7 +8,6 @@ kill or a full disk at any moment leaves older checkpoints intact.
 """
 
 import hashlib
-import re
 import shutil
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -22,7 +21,6 @@ from torch import Tensor
 
 from thinpipe.config.huggingface_model import HUGGINGFACE
 from thinpipe.core.bounds import (
-    LAYER_FILE,
     MAX_FILES,
     Count,
     LayerFileName,
@@ -40,7 +38,6 @@ from thinpipe.core.run_folder import MANIFEST, step_folder, step_folders
 FORMAT_VERSION = 3
 _SUFFIX = ".safetensors"
 _PARTIAL = ".partial-"
-_LAYER_FILE = re.compile(LAYER_FILE)
 _REPLACED = f"{_PARTIAL}replaced-"
 """Prefix of an older checkpoint of the same step while `commit` replaces it."""
 
@@ -269,11 +266,6 @@ def received_manifest(data: bytes) -> Manifest:
 
 def layer_file(layer: str) -> str:
     return f"{layer}{_SUFFIX}"
-
-
-def is_layer_file(name: str) -> bool:
-    """True for a plain layer file name; rejects path traversal, and names that open a device on Windows."""
-    return _LAYER_FILE.fullmatch(name) is not None
 
 
 def layer_of(file: str) -> str:

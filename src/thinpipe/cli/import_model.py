@@ -1,8 +1,7 @@
-"""`thinpipe import`: converts a Hugging Face folder to a checkpoint to train from, optionally to a subspace model,
-in which case the change in loss is measured and printed."""
+"""`thinpipe import`: converts a Hugging Face folder to a subspace model, as a checkpoint to train from. The change in
+loss is measured and printed."""
 
 import logging
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -23,17 +22,11 @@ _LOG = logging.getLogger(__name__)
 def run(config: ImportConfig) -> int:
     if checkpoints_path(config.output).exists():
         raise UserError(f"{config.output} already has checkpoints: choose another folder")
-    dense_config = weights.load_config(config.source)
-    model = materialise(build(dense_config), seed=0, draw=False)
-    weights.load_weights(model, config.source)
-    if config.subspace_width is not None and config.data is not None:
-        # "given" preserves the embedding exactly: the frozen table is the embedding minus its part in the subspace.
-        subspace = SubspaceConfig(width=config.subspace_width, fixed="given", free_last=config.free_last)
-        model = _convert_to_subspace(model, subspace, config.boundaries, config.data)
-    elif config.boundaries:
-        cut = materialise(build(replace(dense_config, boundaries=config.boundaries, tied=False)), seed=0, draw=False)
-        weights.load_weights(cut, config.source)
-        model = cut
+    dense = materialise(build(weights.load_config(config.source)), seed=0, draw=False)
+    weights.load_weights(dense, config.source)
+    # "given" preserves the embedding exactly: the frozen table is the embedding minus its part in the subspace.
+    subspace = SubspaceConfig(width=config.subspace_width, fixed="given", free_last=config.free_last)
+    model = _convert(dense, subspace, config.boundaries, config.data)
     layers = state_by_layer(dict(model.named_parameters()), model.space)
     checkpoint = CheckpointFolder(checkpoints_path(config.output)).save(new_manifest(model), layers)
     if (config.source / "tokenizer.json").is_file():
@@ -46,7 +39,7 @@ def run(config: ImportConfig) -> int:
     return 0
 
 
-def _convert_to_subspace(dense: Model, subspace: SubspaceConfig, boundaries: tuple[int, ...], data: Path) -> Model:
+def _convert(dense: Model, subspace: SubspaceConfig, boundaries: tuple[int, ...], data: Path) -> Model:
     subspace_model, report = to_subspace(dense, subspace, boundaries)
     folder = data / "validation"
     tokens = Tokens(folder if has_tokens(folder) else data / "train")

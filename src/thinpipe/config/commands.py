@@ -87,35 +87,26 @@ class ExportConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportConfig:
-    """Convert a Hugging Face folder (Llama or GPT-2) to a checkpoint that `thinpipe train` can start from."""
+    """Convert a Hugging Face folder (Llama or GPT-2) to a subspace model that `thinpipe train` can start from. The
+    conversion is lossy; its cost in loss is measured and printed. To train a model as it is, set model.hf instead."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """Hugging Face folder with safetensors weights."""
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
     """Folder to create; pass it to `thinpipe train` as --model.initial."""
+    subspace_width: int
+    """Width of the subspace."""
+    data: Path
+    """Folder written by `thinpipe tokenize` with the model's tokenizer, on which the cost is measured."""
     boundaries: tuple[int, ...] = ()
     """Block indices at which the model is cut into segments."""
-    subspace_width: int | None = None
-    """Convert to a subspace model of this width. The conversion is lossy; its cost in loss is measured and printed."""
     free_last: bool = True
-    """Leave the blocks after the last boundary dense (with --subspace-width)."""
-    data: Path | None = None
-    """Folder written by `thinpipe tokenize` with the model's tokenizer, on which the cost of a conversion to a subspace
-    is measured."""
+    """Leave the blocks after the last boundary dense."""
 
     def __post_init__(self) -> None:
-        if self.subspace_width is None and (self.data is not None or not self.free_last):
-            raise UserError(
-                "--data and --no-free-last are for a conversion to a subspace: pass --subspace-width, or leave them out"
-            )
-        if self.subspace_width is not None and self.free_last and not self.boundaries:
+        if self.free_last and not self.boundaries:
             raise UserError(
                 "--free-last leaves the blocks after the last boundary dense: pass --boundaries, or --no-free-last"
-            )
-        if self.subspace_width is not None and self.data is None:
-            raise UserError(
-                "converting to a subspace changes the model: pass --data, a folder made by "
-                "`thinpipe tokenize --tokenizer SOURCE`, so that its cost can be measured and printed"
             )
 
 

@@ -36,8 +36,8 @@ FilePath = Annotated[str, Meta(max_length=512, pattern=f"^{_PATH}")]
 operating system."""
 TokenizerFile = Annotated[str, Meta(max_length=512, pattern=f"^tokenizer/{_PATH}")]
 """Path of a file of the tokenizer."""
-LAYER_FILE = r"^(?!(?:con|prn|aux|nul|com[0-9]|lpt[0-9])\.)[a-z0-9][a-z0-9.]{0,99}\.safetensors\Z"
-LayerFileName = Annotated[str, Meta(max_length=200, pattern=LAYER_FILE)]
+_LAYER_FILE = r"^(?!(?:con|prn|aux|nul|com[0-9]|lpt[0-9])\.)[a-z0-9][a-z0-9.]{0,99}\.safetensors\Z"
+LayerFileName = Annotated[str, Meta(max_length=200, pattern=_LAYER_FILE)]
 """Name of a file of a checkpoint. None opens a device on Windows."""
 
 # Whole numbers

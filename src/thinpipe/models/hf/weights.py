@@ -1,8 +1,7 @@
 """Loads and saves dense models as Hugging Face folders: config.json and safetensors files, single or sharded.
 
-A segment reads only the tensors it needs, so a peer needs only the shards with its layers. Pickled weights (.bin) are
-never opened, and transformers is not imported. Convert a subspace model with `to_dense` first; a model with a boundary
-projection is saved by `models.hf.projection`.
+Pickled weights (.bin) are never opened, and transformers is not imported. Convert a subspace model with `to_dense`
+first; a model with a boundary projection is saved by `models.hf.projection`.
 """
 
 import json
@@ -20,7 +19,7 @@ from thinpipe.config.model_family import FamilySpec
 from thinpipe.core.errors import UserError
 from thinpipe.core.safetensors_header import TensorPlace, tensor_nbytes, tensor_places
 from thinpipe.models.hf.config import CONFIG, INDEX, SINGLE_FILE, hf_config, load_config, read_json_object
-from thinpipe.models.model import Model, Segment
+from thinpipe.models.model import Model
 
 __all__ = ["load_config", "load_weights", "save"]
 
@@ -144,24 +143,18 @@ class StoredTensors:
 
 
 @torch.no_grad()
-def load_weights(part: Model | Segment, folder: str | Path) -> None:
-    """Copies weights from a folder into a materialised model or segment, in its dtype and on its device.
-
-    If the folder's model is tied and `part` is not, the head gets a copy of the embedding: a model with boundaries
-    cannot be tied. Raises UserError if the folder does not fit the model.
-    """
+def load_weights(model: Model, folder: str | Path) -> None:
+    """Copies weights from a folder into a materialised model of its configuration (`load_config`), in the model's dtype
+    and on its device. Raises UserError if the folder does not fit the model."""
     folder = Path(folder)
-    names = _names_of_dense(part, "load the weights into a dense model")
-    config = load_config(folder)
-    _require_same_layers(part.config, config, folder)
+    names = _names_of_dense(model, "load the weights into a dense model")
+    _require_same_layers(model.config, load_config(folder), folder)
     stored = StoredTensors(folder, names.base)
     head, embedding = names.stored(HEAD), names.stored(names.embedding)
-    if part.config.tied and head in stored and not torch.equal(stored.read(head), stored.read(embedding)):
+    if model.config.tied and head in stored and not torch.equal(stored.read(head), stored.read(embedding)):
         raise UserError(f"{folder}: {head} differs from {embedding}, but the model is tied: set tied = false")
-    for name, parameter in part.named_parameters():
+    for name, parameter in model.named_parameters():
         wanted = names.stored(name)
-        if name == HEAD and config.tied and head not in stored:
-            wanted = embedding
         tensor = names.to_hf_layout(name, stored.read(wanted))
         if tensor.shape != parameter.shape:
             raise UserError(
@@ -215,17 +208,17 @@ def _write_tensors(parameters: dict[str, Tensor], names: ParameterNames, folder:
         _write_json(folder / INDEX, {"metadata": {"total_size": sum(nbytes.values())}, "weight_map": file_of})
 
 
-def _names_of_dense(part: Model | Segment, remedy: str) -> ParameterNames:
-    if part.config.subspace.width is not None:
+def _names_of_dense(model: Model, remedy: str) -> ParameterNames:
+    if model.config.subspace.width is not None:
         raise TypeError(f"Hugging Face folders hold dense models and this is a subspace model: {remedy}")
-    if part.config.has_projection:
+    if model.config.has_projection:
         raise TypeError(
             "Hugging Face folders hold dense models and this one has a boundary projection: use "
             "`models.hf.projection.save`"
         )
-    if any(parameter.is_meta for parameter in part.parameters()):
+    if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError("the model has no memory yet: call materialise(...) first, with draw=False before loading")
-    return parameter_names(part.config.spec)
+    return parameter_names(model.config.spec)
 
 
 def _require_same_layers(ours: ModelConfig, theirs: ModelConfig, folder: Path) -> None:
