@@ -157,6 +157,14 @@ def test_a_search_cuts_it_for_the_machines(llama):
     assert best.model.boundaries[0] > 8
 
 
+def test_a_search_that_cuts_it_counts_what_a_cut_run_sends(llama):
+    config = settings(boundaries=())
+    best = search(config, cut(llama, config), machines(memory_nbytes=40 * GB)).best
+    assert len(best.model.boundaries) == 3
+    assert best.config.boundary.preset == "tuning"
+    assert best.messages == make_plan(settings(boundaries=best.model.boundaries), best.model, best.machines).messages
+
+
 def test_the_number_of_machines_is_counted_from_the_blocks(llama):
     card = MemoryBudget(place="card", free_nbytes=6 * GB, host_free_nbytes=32 * GB)
     number, fullest = machines_needed(settings(), llama, card)

@@ -40,12 +40,12 @@ def search(
     that was tried fits."""
     climb = _HillClimb(machines, use_all_peers, chats)
     shapes = [model, *_cuts(config, model, machines)]
-    climb.evaluate((config, shape) for shape in shapes)
+    climb.evaluate((_with_cut(config, shape), shape) for shape in shapes)
     converged = False
     while not (converged or climb.out_of_budget):
         before, here = climb.best, climb.best.config if climb.best else config
         near = _one_change_away(here, with_hub=machines.hub is not None)
-        climb.evaluate((changed, shape) for changed in near for shape in shapes)
+        climb.evaluate((_with_cut(changed, shape), shape) for changed in near for shape in shapes)
         converged = climb.best is before and not climb.out_of_budget
         if climb.best is None:
             break
@@ -114,6 +114,14 @@ def _one_change_away(config: RunConfig, *, with_hub: bool) -> Iterator[RunConfig
                     )
                 except (UserError, ZeroDivisionError):
                     continue
+
+
+def _with_cut(config: RunConfig, model: PlannedModel) -> RunConfig:
+    """Settings as a run has them with the model's boundaries: whether a published model is cut decides what it
+    sends."""
+    if config.model.hf is None:
+        return config
+    return replace(config, model=replace(config.model, boundaries=model.boundaries or None))
 
 
 def _cuts(config: RunConfig, model: PlannedModel, machines: Machines) -> list[PlannedModel]:
