@@ -21,9 +21,11 @@ from thinpipe import __version__, cli
 from thinpipe.cli import parsing
 from thinpipe.cli.commands import VERBS, Verb
 from thinpipe.cli.overview import GROUPS
+from thinpipe.cli.parsing import parse
 from thinpipe.config.describe import flags_of
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import EventLog, Step
+from thinpipe.core.status_line import status_line
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -267,3 +269,38 @@ def test_refusals_are_told_from_bugs(capsys):
     assert capsys.readouterr().err == "thinpipe: found out late\n"
     with pytest.raises(ValueError, match="invalid literal"):  # a bug of the command keeps its traceback
         cli.main(["echo", "--text", "b"])
+
+
+def run_file(tmp_path):
+    (tmp_path / "run.toml").write_text("[training]\nsteps = 400\n[lr_scheduler]\nwarmup_steps = 40\n")
+    return str(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [("5", 0), ("=20", 2), ("40", 4), ("41", 40), ("=800", 40)])
+def test_fewer_steps_than_the_warm_up_reduce_it_and_say_so(tmp_path, capsys, steps, warmup):
+    flags = [f"--training.steps{steps}"] if steps.startswith("=") else ["--training.steps", steps]
+    _, config = parse(["train", run_file(tmp_path), *flags])
+    assert (config.training.steps, config.lr_scheduler.warmup_steps) == (int(steps.strip("=")), warmup)
+    said = capsys.readouterr().err
+    assert (f"lr_scheduler.warmup_steps is {warmup} in this run" in said) == (warmup != 40)
+
+
+def test_a_warm_up_that_is_a_flag_is_not_changed(tmp_path):
+    flags = ["--training.steps", "5", "--lr-scheduler.warmup-steps", "9"]
+    with pytest.raises(UserError, match=r"warmup_steps 9 must be below training\.steps 5"):
+        parse(["train", run_file(tmp_path), *flags])
+
+
+def test_numbers_may_be_separated_by_commas(tmp_path):
+    _, config = parse(["train", run_file(tmp_path), "--model.boundaries", "1,2,3"])
+    assert config.model.boundaries == (1, 2, 3)
+
+
+def test_a_terminal_reads_what_is_loaded_and_a_pipe_does_not(monkeypatch, capsys):
+    with status_line("loading torch"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with status_line("loading torch"):
+        assert capsys.readouterr().err == "loading torch ...\r"
+    assert capsys.readouterr().err.strip() == ""

@@ -122,4 +122,8 @@ def test_report_draws_and_tells(trained):
     assert (trained / "page/loss.png").read_bytes().startswith(b"\x89PNG")
     assert "<b>The cat</b>" in (trained / "page/report.html").read_text()
     assert "**The cat**" in (trained / "page/report.md").read_text()
-    assert "no checkpoint in nowhere" in thinpipe("eval", "nowhere", cwd=trained, code=2)
+    assert "there is no folder nowhere" in thinpipe("eval", "nowhere", cwd=trained, code=2)
+    assert "did you mean run?" in thinpipe("generate", "runn", cwd=trained, code=2)
+    assert "exported is not empty" in thinpipe("export", "run", "exported", cwd=trained, code=2)
+    said = thinpipe("export", "run", "exported", "--overwrite", cwd=trained)
+    assert "were trained; the export multiplies the subspace's factors out" in said

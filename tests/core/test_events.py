@@ -79,6 +79,13 @@ def test_who_comes_and_goes_is_said_in_words():
     assert format_event(finished) == "generation 2 ended: the last step is computed"
 
 
+def test_the_slowest_is_named_by_its_peer_in_a_run_of_peers():
+    link = LinkTraffic(boundary=0, forward=True, nbytes=10, waited_s=0.5, mbps=1.0)
+    step = msgspec.structs.replace(STEP, links=[link], busy=[0.5, 1.0])
+    assert "(slowest: bert)" in format_event(step, ["anna", "bert"])
+    assert "(slowest: process 1)" in format_event(step)
+
+
 def test_what_becomes_of_a_damaged_checkpoint_is_said_in_words():
     lost = "the hub has lost blocks.3 of step 120 (copies at carol, not connected)"
     damaged = CheckpointDamaged(step=120, layers=["blocks.3"], reason=lost)

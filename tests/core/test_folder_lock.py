@@ -1,7 +1,9 @@
 import errno
 import os
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -41,9 +43,27 @@ def test_who_inherits_it_keeps_it(tmp_path):
     FolderLock(tmp_path).release()
 
 
+def test_a_program_that_runs_is_named_at_once_and_one_that_has_ended_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "_WAIT_SECONDS", 600.0)
+    held = FolderLock(tmp_path)
+    began = time.monotonic()
+    with pytest.raises(UserError, match="is in use by"):
+        FolderLock(tmp_path)
+    assert time.monotonic() - began < 60
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(300)
+    held._write_holder(f"{socket.gethostname()} {ended.pid}")
+    monkeypatch.setattr(lock, "_WAIT_SECONDS", 0.2)
+    with pytest.raises(UserError, match="is in use by"):
+        FolderLock(tmp_path)
+    held.release()
+    FolderLock(tmp_path).release()
+
+
 def test_one_that_is_let_go_soon_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "_WAIT_SECONDS", 10.0)
     held = FolderLock(tmp_path)
+    held._write_holder("another-machine 1")
     monkeypatch.setattr(lock.time, "sleep", lambda _: held.release())
     FolderLock(tmp_path).release()
 

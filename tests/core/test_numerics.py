@@ -12,11 +12,11 @@ HUB = Numerics(version=3, torch="2.13.0")
 def test_what_is_compared_is_the_version_of_the_numbers_and_of_torch():
     assert numerics_mismatch(HUB, HUB) == ""
     assert numerics_mismatch(Numerics(version=4, torch="2.13.0"), HUB) == (
-        "this machine has numerics version 4 and the hub 3: install the hub's version of thinpipe, "
-        f"{thinpipe.__version__}"
+        "your copy of thinpipe differs from the hub's (yours has numerics version 4, the hub's 3): install the hub's "
+        f"version of thinpipe, {thinpipe.__version__}"
     )
     assert numerics_mismatch(Numerics(version=3, torch="2.13.1"), HUB) == (
-        "this machine has torch 2.13.1 and the hub 2.13.0: install torch 2.13.0"
+        "your torch differs from the hub's (yours is 2.13.1, the hub's 2.13.0): install torch 2.13.0"
     )
 
 

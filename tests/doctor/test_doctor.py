@@ -160,6 +160,13 @@ def test_a_hub_is_reached_and_its_invite_not_used_up(run_config, examine, tmp_pa
         assert found["data"]["text"] == running.hub.run_host.who_reads
         assert re.fullmatch(r"\S+ .bps up, \S+ .bps down, \d+ ms round trip", found["link"]["text"])
 
+        assert found["versions"]["state"] == "ok"
+        running.hub.admission._numerics = msgspec.structs.replace(running.hub.run_host.numerics, version=0)
+        versions = examine("--invite", invite.line())["versions"]
+        assert versions["state"] == "problem"
+        assert versions["text"].startswith("your copy of thinpipe differs from the hub's (yours has numerics version ")
+        running.hub.admission._numerics = running.hub.run_host.numerics
+
         wrong = msgspec.structs.replace(invite, fingerprint="0" * 64)
         found = examine("--invite", wrong.line())
         assert found["certificate"]["state"] == "problem"

@@ -45,7 +45,9 @@ def test_peers_do_not_serve_the_hubs_page(run_config):
 
 def test_what_makes_no_sense_is_refused(tmp_path, capsys):
     for arguments, words in (
-        ((tmp_path / "nowhere", "--once"), "does not exist: name the dump_folder"),
+        ((tmp_path / "nowhere", "--once"), "there is no folder"),
+        ((tmp_path / "nowhere",), f"{tmp_path / 'nowhere'}: name the dump_folder of a run"),
+        ((tmp_path, "--once"), "does not exist: name the dump_folder"),
         ((tmp_path, "--once", "--dashboard"), "leave one of them out"),
         ((tmp_path, "--port", "1"), "pass --dashboard"),
     ):

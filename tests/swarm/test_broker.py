@@ -189,11 +189,11 @@ def test_the_server_ends_with_whoever_is_killed(tmp_path, victims):
         assert again.running
 
 
-def test_why_it_does_not_start_is_shown(tmp_path):
+def test_a_port_that_is_taken_is_one_line(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
-            pytest.raises(UserError, match=r"ended while it started[\s\S]*address already in use"),
+            pytest.raises(UserError, match=rf"^port {port} is taken .* choose another --hub.port$"),
             Broker(tmp_path, port=port),
         ):
             pass
@@ -201,12 +201,13 @@ def test_why_it_does_not_start_is_shown(tmp_path):
         assert broker.port == port
 
 
-def test_a_port_that_was_taken_meanwhile_is_given_up(tmp_path, monkeypatch):
+def test_a_port_that_was_taken_meanwhile_is_given_up(tmp_path, monkeypatch, caplog):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = [taken.getsockname()[1], server.free_port("127.0.0.1")]
         monkeypatch.setattr(broker_module, "free_port", lambda _: ports.pop(0))
         with Broker(tmp_path) as broker:
             assert broker.port != taken.getsockname()[1]
+    assert f"the hub listens on {broker.port} now" in caplog.text, "earlier invites name the other one"
 
 
 def test_a_missing_server_says_how_to_get_one(tmp_path, monkeypatch):

@@ -71,13 +71,13 @@ def test_up_ends_when_all_its_peers_have_failed_and_says_why(run_host, programs)
     config, file = run_host
     peers = config.job.dump_folder / "peers"
     for index in range(2):
-        (peers / str(index)).mkdir(parents=True)
-        (peers / str(index) / "identity.toml").write_text("nobody = 1\n")
-        (peers / str(index) / "output.log").write_text("what an earlier process printed\n")
+        (peers / f"p{index}").mkdir(parents=True)
+        (peers / f"p{index}" / "identity.toml").write_text("nobody = 1\n")
+        (peers / f"p{index}" / "output.log").write_text("what an earlier process printed\n")
     up = programs("up", "up", file, "--peers", 2)
     assert up.finish() == 1, up.printed
     for index in range(2):
-        assert re.search(rf"peer {index} has failed: .*identity.toml.*{index}/output.log", up.printed), up.printed
+        assert re.search(rf"p{index} has failed: .*identity.toml.*p{index}/output.log", up.printed), up.printed
     assert up.printed.strip().splitlines()[-1] == NO_PEER_LEFT
     assert "an earlier process" not in up.printed
 
@@ -86,7 +86,7 @@ def test_peers_of_up_compute_on_the_device_of_the_settings(run_host, programs):
     _, file = run_host
     up = programs("up", "up", file, "--peers", 1, "--training.device", "cpu:99x")
     assert up.finish() == 1, up.printed
-    assert "peer 0 has failed: thinpipe: there is no device 'cpu:99x' here: write auto, cpu" in up.printed
+    assert "p0 has failed: thinpipe: there is no device 'cpu:99x' here: write auto, cpu" in up.printed
 
 
 @pytest.mark.long
@@ -97,7 +97,7 @@ def test_up_goes_on_without_one_that_is_killed_and_ends_when_the_others_have_lef
     wait_until(lambda: steps_of(config))
     killed, leaving = peer_processes(up)
     os.kill(killed, signal.SIGKILL)
-    up.until("peer 0 has failed: ended by SIGKILL")
+    up.until("p0 has failed: ended by SIGKILL")
     wait_for_event(config, GenerationStarted, generation=2)
     os.kill(leaving, signal.SIGINT)
     assert up.finish() == 1, up.printed
@@ -154,7 +154,9 @@ def test_people_join_look_leave_and_come_back(endless, programs, tmp_path):
     assert left.cause == "left"
     ended = wait_for_event(config, GenerationEnded, generation=1)
     assert (ended.cause, ended.peer) == ("left", "bert"), "whichever peer the hub heard of first"
-    anna.until("1 of 2 peers are connected; waiting for bert")
+    anna.until("1 of 2 peers are connected; waiting for bert, for up to 60 s, then going on without")
+    assert "all is saved" in bert.printed
+    assert "another machine leaves, or the hub's owner stops the run: all is saved" in anna.printed
     again = programs("bert again", "join", tmp_path / "bert")
     again.until(r"resumed from .*step-000")
     wait_for_event(config, GenerationStarted, generation=2, step=ended.step)

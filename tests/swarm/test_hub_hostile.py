@@ -287,7 +287,8 @@ def test_no_request_of_a_newcomer_ends_the_hub(run_config):
         assert [refusal.partition(":")[0] for refusal in told] == [
             "",  # a member is told who it is; who has not its key can do nothing with that
             "the key is invalid, in use or was removed from the run",
-            f"this machine has numerics version 0 and the hub {NUMERICS_VERSION}",
+            "your copy of thinpipe differs from the hub's (yours has numerics version 0, the hub's "
+            f"{NUMERICS_VERSION})",
         ]
         assert (answer.name, answer.refusal) == ("p2", "")
         assert msgspec.msgpack.decode(honest.request("status", b"", seconds=PATIENCE), type=Status)
@@ -299,11 +300,12 @@ def test_who_comes_back_with_other_numerics_is_refused_before_anything_begins(ru
         for other, text in (
             (
                 msgspec.structs.replace(ours, version=0),
-                f"this machine has numerics version 0 and the hub {NUMERICS_VERSION}: ",
+                f"your copy of thinpipe differs from the hub's (yours has numerics version 0, the hub's "
+                f"{NUMERICS_VERSION}): ",
             ),
             (
                 msgspec.structs.replace(ours, torch="1.0\x1b[2J"),
-                f"this machine has torch 1.0 [2J and the hub {ours.torch}: ",
+                f"your torch differs from the hub's (yours is 1.0 [2J, the hub's {ours.torch}): ",
             ),
         ):
             answer = ask_next(connection, running, numerics=other)

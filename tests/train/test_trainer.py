@@ -288,6 +288,7 @@ def test_a_signal_saves_and_ends_with_zero(run_config, number, tmp_path):
             break
     rest, _ = process.communicate(timeout=600)
     assert process.returncode == 0, rest
+    assert "saving after this step, then stopping; the same command goes on from there" in rest
     assert "stopped and saved" in rest
     checkpoint, problems = CheckpointFolder(config.job.dump_folder / "checkpoints").newest_complete()
     assert problems == []

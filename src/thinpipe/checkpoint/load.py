@@ -14,7 +14,7 @@ from thinpipe.config.huggingface_model import HuggingFaceModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import from_table
 from thinpipe.core.errors import UserError
-from thinpipe.core.run_folder import MANIFEST, checkpoints_path
+from thinpipe.core.run_folder import IDENTITY, MANIFEST, checkpoints_path, refuse_missing_run
 from thinpipe.models import Model, build, materialise
 from thinpipe.models.protocol import base_hashes, trainable_parameters
 
@@ -27,10 +27,16 @@ def find_checkpoint(path: Path, layers: Collection[str] | None = None) -> Checkp
 
     `layers`: layers to verify; None: all.
     """
+    refuse_missing_run(path)
     if (path / MANIFEST).is_file():
         return Checkpoint.open(path, layers)
     checkpoint, problems = CheckpointFolder(checkpoints_path(path)).newest_complete(layers)
     if checkpoint is None:
+        if (path / IDENTITY).is_file():
+            raise UserError(
+                f"{path} has one machine's part of a run that it has joined: the whole model is at the hub, in the "
+                "dump_folder of its run"
+            )
         reasons = "".join(f"\n  {problem}" for problem in problems)
         raise UserError(f"there is no checkpoint in {path}: name the dump_folder of a run, or one checkpoint{reasons}")
     return checkpoint

@@ -95,17 +95,25 @@ def refuse_other_model(asked: ModelConfig | HuggingFaceModelConfig, checkpoint: 
         saved = replace(saved, source=asked.source, base_sha256=asked.base_sha256)
     if asked == saved:
         return
-    first, second = asdict(asked), asdict(saved)
+    first, second = _flat(asdict(asked)), _flat(asdict(saved))
     differing = [
-        f"{key} is {first.get(key)} in the settings and {second.get(key)} there"
-        for key in first
-        if first[key] != second.get(key)
+        f"{key} is {value} in the settings and {second.get(key, 'not set')} there"
+        for key, value in first.items()
+        if value != second.get(key)
     ]
     raise UserError(
         f"the checkpoint {checkpoint.path} has another model than the settings "
         f"({'; '.join(differing) or 'another family'}): choose another job.dump_folder, or the model "
         "settings that this run began with"
     )
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by dotted key, without those of inner tables in one piece."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
 def refuse_other_base(source: str, sha256: str, checkpoint: Checkpoint) -> None:

@@ -18,6 +18,7 @@ import thinpipe
 from thinpipe.cli.overview import overview
 from thinpipe.core.errors import UserError
 from thinpipe.core.extras import require_extra
+from thinpipe.core.status_line import status_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,9 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verb, config = parse(arguments)
         if verb.swarm:
             require_extra("nats", extra="swarm", feature=f"thinpipe {arguments[0]}")
+        if verb.reads_run:
+            from thinpipe.core.run_folder import refuse_missing_run
+
+            refuse_missing_run(config.run)
         if verb.check:
             _function(verb.check)(config)
-        code: int | None = _function(verb.target)(config)
+        with status_line("loading"):
+            function = _function(verb.target)
+        code: int | None = function(config)
     except UserError as error:
         print(f"thinpipe: {error}", file=sys.stderr)
         return 2

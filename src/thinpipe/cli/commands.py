@@ -39,6 +39,8 @@ class Verb:
     """True if the first argument is a TOML file with settings (or the name of a preset), which flags override."""
     swarm: bool = False
     """True if the verb connects to a hub or runs one, which needs the extra `swarm`."""
+    reads_run: bool = False
+    """True if the setting `run` names a folder that must be there."""
     check: str = ""
     """As `target`, for what can be refused before the target's imports, which take seconds: raises UserError."""
     usual: Mapping[str, str] = field(default_factory=dict)
@@ -111,13 +113,13 @@ VERBS: dict[str, Verb] = {
     "invite": Verb(InviteConfig, "thinpipe.cli.hub_commands:invite", swarm=True),
     "service": Verb(ServiceConfig, "thinpipe.swarm.service.command:run", swarm=True),
     "kick": Verb(KickConfig, "thinpipe.cli.hub_commands:kick", swarm=True),
-    "eval": Verb(EvalConfig, "thinpipe.cli.evaluate:run"),
-    "generate": Verb(GenerateConfig, "thinpipe.cli.generate:run"),
-    "report": Verb(ReportConfig, "thinpipe.cli.report:run"),
+    "eval": Verb(EvalConfig, "thinpipe.cli.evaluate:run", reads_run=True),
+    "generate": Verb(GenerateConfig, "thinpipe.cli.generate:run", reads_run=True),
+    "report": Verb(ReportConfig, "thinpipe.cli.report:run", reads_run=True),
     "doctor": Verb(DoctorConfig, "thinpipe.doctor.command:run"),
     "selftest": Verb(SelftestConfig, "thinpipe.selftest.command:run"),
     "probe": Verb(ProbeConfig, "thinpipe.cli.probe:run"),
-    "export": Verb(ExportConfig, "thinpipe.cli.export_model:run"),
+    "export": Verb(ExportConfig, "thinpipe.cli.export_model:run", reads_run=True),
     "import": Verb(ImportConfig, "thinpipe.cli.import_model:run"),
     "completion": Verb(CompletionConfig, "thinpipe.cli.completion:run"),
 }

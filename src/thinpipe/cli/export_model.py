@@ -26,8 +26,10 @@ _LOG = logging.getLogger(__name__)
 
 
 def run(config: ExportConfig) -> int:
-    if config.output.exists() and any(config.output.iterdir()):
-        raise UserError(f"{config.output} is not empty: choose another folder")
+    if config.output.exists() and not config.output.is_dir():
+        raise UserError(f"{config.output} is a file: name a folder")
+    if config.output.exists() and any(config.output.iterdir()) and not config.overwrite:
+        raise UserError(f"{config.output} is not empty: choose another folder, or pass --overwrite")
     checkpoint = find_checkpoint(config.run)
     described = pipeline_config_of(checkpoint)
     if isinstance(described, HuggingFaceModelConfig):
@@ -50,14 +52,20 @@ def run(config: ExportConfig) -> int:
         _LOG.warning("%s does not exist: %s has no tokenizer", tokenizer_folder, config.output)
     write_atomically(config.output / "README.md", model_card(checkpoint, model).encode())
     parameters = sum(parameter.numel() for parameter in exported.parameters())
-    print(f"{config.output}: {checkpoint.manifest.family}, {parameters:,} parameters")
+    trained = sum(parameter.numel() for parameter in model.parameters())
+    factors = f" ({trained:,} were trained; the export multiplies the subspace's factors out)"
+    explained = "" if trained == parameters else factors
+    print(f"{config.output}: {checkpoint.manifest.family}, {parameters:,} parameters{explained}")
     if has_projection:
         print(
-            f"  the model has boundary projections: transformers needs its code, {projection_export.MODELING_FILE} in "
-            "this folder, and runs the code only with trust_remote_code=True"
+            f"  a model with boundary projections needs its own code, which is in the folder "
+            f"({projection_export.MODELING_FILE}): load it with trust_remote_code=True"
         )
         if rounds_messages(checkpoint):
-            print("  the run compresses states at its boundaries, the exported model does not: their logits differ")
+            print(
+                "  the export computes without the rounding of the run's boundaries, so its outputs differ slightly "
+                "from those in training"
+            )
     print(f'  AutoModelForCausalLM.from_pretrained("{config.output}"{_trust_argument(model.config)})')
     return 0
 

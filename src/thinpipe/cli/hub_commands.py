@@ -12,7 +12,7 @@ from thinpipe.config.hub import InviteConfig, KickConfig, StatusConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.events import Stopped, read_events
 from thinpipe.core.foreign import decode_foreign
-from thinpipe.core.run_folder import events_path
+from thinpipe.core.run_folder import events_path, refuse_missing_run
 from thinpipe.swarm.broker.broker import hub_address
 from thinpipe.swarm.peer.identity import load_identity
 from thinpipe.swarm.peer.renewal import connect_as_peer
@@ -67,6 +67,7 @@ def kick(config: KickConfig) -> None:
 
 
 def _admin(folder: Path, what: Literal["invite", "list", "revoke", "kick"], name: str = "") -> str:
+    refuse_missing_run(folder)
     if hub_address(folder / "hub") is None:
         raise UserError(
             f"{folder} is not the dump_folder of a hub's run: only the hub's owner can invite or remove peers"
@@ -83,6 +84,7 @@ def _admin(folder: Path, what: Literal["invite", "list", "revoke", "kick"], name
 def _connection(folder: Path) -> Iterator[HubConnection]:
     """Connection with the credentials in the folder: the hub owner's, else the peer's. Raises UserError if there are
     none, or if the hub does not answer."""
+    refuse_missing_run(folder)
     identity, address = load_identity(folder), hub_address(folder / "hub")
     if address is None and identity is None:
         raise UserError(f"{folder} is neither the dump_folder of a hub's run nor a folder made by `thinpipe join`")

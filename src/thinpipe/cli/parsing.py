@@ -1,8 +1,11 @@
 """Parses a command line: the verb, and its settings with tyro, below them those of a settings file."""
 
 import difflib
+import re
+import sys
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import tyro
@@ -10,9 +13,11 @@ import tyro
 from thinpipe.cli.commands import VERBS, Verb
 from thinpipe.cli.help import short_help
 from thinpipe.config.presets import preset_names, settings_file
+from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import load_toml, load_toml_below_flags
 from thinpipe.core.errors import UserError
 
+_NUMBERS = re.compile(r"\d+(,\d+)+")
 _HELP, _HELP_ALL = ("--help", "-h"), "--help-all"
 
 
@@ -39,8 +44,35 @@ def parse(arguments: Sequence[str]) -> tuple[Verb, Any]:
     file, flags = settings_file(rest[0]), [flag for flag in rest[1:] if flag.startswith("--")]
     # Without flags, so that a message names the file.
     load = partial(load_toml_below_flags, flags=map(_settings_key, flags)) if flags else load_toml
-    settings = load(file, verb.config)
-    return verb, tyro.cli(verb.config, default=settings, prog=f"thinpipe {name} {rest[0]}", args=rest[1:])
+    settings, given = load(file, verb.config), _with_separate_numbers(rest[1:])
+    if isinstance(settings, RunConfig):
+        reduce_warmup(settings, given, flags=[_settings_key(flag) for flag in flags])
+    return verb, tyro.cli(verb.config, default=settings, prog=f"thinpipe {name} {rest[0]}", args=given)
+
+
+def _with_separate_numbers(arguments: Sequence[str]) -> list[str]:
+    """--model.boundaries 1,2,3 is --model.boundaries 1 2 3."""
+    return [part for each in arguments for part in (each.split(",") if _NUMBERS.fullmatch(each) else [each])]
+
+
+def reduce_warmup(settings: RunConfig, arguments: Sequence[str], *, flags: Sequence[str]) -> None:
+    """Makes the warm-up a tenth of the steps where flags make the run of a file no longer than its warm-up, and says
+    so. A warm-up that is a flag itself is left as it is, and refused if it does not fit. `settings`: of the file;
+    changed."""
+    if "training.steps" not in flags or "lr_scheduler.warmup_steps" in flags:
+        return
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    number = next((after for word, after in pairwise(words) if word == "--training.steps"), "")
+    warmup = settings.lr_scheduler.warmup_steps
+    if not number.isdecimal() or not 0 < int(number) <= warmup:
+        return
+    fewer = int(number) // 10
+    object.__setattr__(settings.lr_scheduler, "warmup_steps", fewer)
+    print(
+        f"thinpipe: {number} steps are not more than the warm-up of {warmup}: lr_scheduler.warmup_steps is {fewer} in "
+        "this run",
+        file=sys.stderr,
+    )
 
 
 def _settings_key(flag: str) -> str:

@@ -8,6 +8,7 @@ from rich.live import Live
 
 from thinpipe.config.commands import WatchConfig
 from thinpipe.core.errors import UserError
+from thinpipe.core.run_folder import refuse_missing_run
 from thinpipe.monitor.log_follower import POLL_SECONDS, LogFollower
 from thinpipe.monitor.terminal import plain_lines, render
 
@@ -15,6 +16,7 @@ from thinpipe.monitor.terminal import plain_lines, render
 def run(config: WatchConfig) -> int:
     if config.run.exists() and not config.run.is_dir():
         raise UserError(f"{config.run} is a file: name the dump_folder of a run")
+    refuse_missing_run(config.run)
     if config.dashboard:
         from thinpipe.monitor.web_server import serve_until_stopped
 

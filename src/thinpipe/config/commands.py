@@ -83,6 +83,8 @@ class ExportConfig:
     merge: bool = False
     """LoRA only: write the whole model with the adapters added to its weights, file by file, in place of the adapter
     alone."""
+    overwrite: bool = False
+    """Write into a folder that is not empty: files of the same names are replaced, others stay."""
 
 
 @dataclass(frozen=True, kw_only=True)

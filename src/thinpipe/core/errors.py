@@ -36,3 +36,10 @@ class OtherProcessError(ConnectionError):
 
 class DataError(UserError):
     """Invalid text or token files, or invalid settings of `thinpipe tokenize`. The message names the file."""
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The error with which it began, without what was going on meanwhile."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

@@ -43,13 +43,14 @@ _STOP_TEXTS = {
 """Line of each stop reason; any other reason is shown as it is."""
 
 
-def format_event_line(event: AnyEvent) -> str:
-    """One line of text, prefixed with the step."""
-    return format_event(event) if isinstance(event, Started) else f"step: {event.step:>6}  {format_event(event)}"
+def format_event_line(event: AnyEvent, names: Sequence[str] = ()) -> str:
+    """One line of text, prefixed with the step. `names`: as `format_event`."""
+    text = format_event(event, names)
+    return text if isinstance(event, Started) else f"step: {event.step:>6}  {text}"
 
 
-def format_event(event: AnyEvent) -> str:
-    """One line of text, without the step."""
+def format_event(event: AnyEvent, names: Sequence[str] = ()) -> str:
+    """One line of text, without the step. `names`: of the peers in pipeline order, in a hub's run."""
     match event:
         case Started():
             origin = f"resumed from {event.resumed_from}" if event.resumed_from else "new run"
@@ -59,7 +60,7 @@ def format_event(event: AnyEvent) -> str:
         case Step():
             return (
                 f"loss: {event.loss:7.4f}  grad_norm: {event.grad_norm:7.4f}  "
-                f"lr: {event.lr:.2e}  tps: {event.tokens_per_second:,.0f}{_links(event)}"
+                f"lr: {event.lr:.2e}  tps: {event.tokens_per_second:,.0f}{_links(event, names)}"
             )
         case Retried():
             return f"retried: {event.culprit} {event.reason}, from {event.sender}; no weight changed"
@@ -72,11 +73,9 @@ def format_event(event: AnyEvent) -> str:
             bits = f"  bits per byte: {event.bits_per_byte:.4f}" if event.bits_per_byte is not None else ""
             return f"validation loss: {event.loss:7.4f}{bits}"
         case BasisChanged():
-            return (
-                f"basis {event.version}: captured energy {event.captured_energy:.3f}, "
-                f"largest angle {event.largest_angle:.3f}, "
-                f"loss {_number(event.loss_before)} -> {_number(event.loss_after)}"
-            )
+            before, after = _number(event.loss_before), _number(event.loss_after)
+            loss = f"loss {before} -> {after}" if before != after else f"loss unchanged at {after}"
+            return f"subspace moved by at most {event.largest_angle:.3f} rad, {loss}"
         case Saved():
             return f"saved {event.path} ({event.nbytes / 1e6:.1f} MB, {event.seconds:.1f} s)"
         case SaveFailed():
@@ -166,14 +165,15 @@ def _span(segments: Sequence[int]) -> str:
     return f"segment {first}" if first == last else f"segments {first} to {last}"
 
 
-def _links(event: Step) -> str:
-    """Pipeline statistics of a step: bubble, slowest process, bytes sent and the busiest link."""
+def _links(event: Step, names: Sequence[str]) -> str:
+    """Pipeline statistics of a step: bubble, slowest process or peer, bytes sent and the busiest link."""
     if event.bubble is None or not event.links:
         return ""
     busiest = max(event.links, key=lambda link: link.mbps)
-    total = sum(link.nbytes for link in event.links)
+    total, slowest = sum(link.nbytes for link in event.links), event.slowest
+    named = f"process {slowest}" if slowest is None or slowest >= len(names) else names[slowest]
     return (
-        f"  bubble: {event.bubble:.0%} (slowest: process {event.slowest})  "
+        f"  bubble: {event.bubble:.0%} (slowest: {named})  "
         f"sent: {total / 1e6:.2f} MB  busiest link: {busiest.mbps:.1f} Mbps over boundary {busiest.boundary} "
         f"{'forward' if busiest.forward else 'back'}, waited {busiest.waited_s:.2f} s"
     )

@@ -1,6 +1,9 @@
 """Exclusive lock of a folder. Without it, two nats-servers on one store, or two runs in one folder, would both start
 and silently destroy each other's data.
 
+Whoever finds a running program in the folder is refused at once: the file says which program holds the lock, on which
+machine. What a program that has ended has left behind is waited for.
+
 The lock belongs to the open file description, not to the process. On POSIX the nats-server inherits it from the hub, so
 the folder stays locked until the server has exited too, even if the hub was killed.
 """
@@ -8,11 +11,14 @@ the folder stays locked until the server has exited too, even if the hub was kil
 import errno
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
 
 from thinpipe.core.errors import UserError
 
@@ -27,6 +33,7 @@ _WAIT_SECONDS = 8.0
 """Time to wait for the lock, in seconds: longer than the supervisor gives the nats-server of a killed hub to exit."""
 
 
+_MAX_HOLDER_NBYTES = 300
 _IN_USE = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 _HUB = "another hub, or by a server one has left behind: stop that one first, or choose another folder"
 
@@ -34,8 +41,9 @@ _HUB = "another hub, or by a server one has left behind: stop that one first, or
 class FolderLock:
     """Exclusive lock of a folder, held from construction until `release` or the end of the process.
 
-    Construction blocks for up to `_WAIT_SECONDS`, then raises UserError; `in_use_by` completes its message "FOLDER is
-    in use by ...". Raises OSError where the file system does not support locks.
+    Raises UserError at once if the program that took the lock still runs on this machine, else after up to
+    `_WAIT_SECONDS`; `in_use_by` completes its message "FOLDER is in use by ...". Raises OSError where the file system
+    does not support locks.
     """
 
     def __init__(self, folder: Path, in_use_by: str = _HUB) -> None:
@@ -48,6 +56,7 @@ class FolderLock:
             ) from None
         try:
             self._wait(f"{folder} is in use by {in_use_by}")
+            self._write_holder(f"{socket.gethostname()} {os.getpid()}")
         except BaseException:
             os.close(self._file)
             raise
@@ -59,14 +68,38 @@ class FolderLock:
 
     def release(self) -> None:
         """Releases the lock in this process; child processes that inherited the lock keep it."""
+        self._write_holder("")
         os.close(self._file)
 
     def _wait(self, in_use: str) -> None:
-        deadline = time.monotonic() + _WAIT_SECONDS
+        deadline, warned = time.monotonic() + _WAIT_SECONDS, False
         while not self._try():
-            if time.monotonic() > deadline:
+            if self._holder_runs() or time.monotonic() > deadline:
                 raise UserError(in_use)
+            if not warned:
+                _LOG.warning("waiting for up to %g s for a program that holds this folder and ends", _WAIT_SECONDS)
+            warned = True
             time.sleep(0.05)
+
+    def _write_holder(self, text: str) -> None:
+        """From the second byte on: Windows lets nobody else read the locked first one."""
+        with suppress(OSError):  # a full disk; the lock holds all the same
+            os.ftruncate(self._file, 1)
+            os.lseek(self._file, 1, os.SEEK_SET)
+            os.write(self._file, text.encode())
+            os.lseek(self._file, 0, os.SEEK_SET)
+
+    def _holder_runs(self) -> bool:
+        """True if the file names a program of this machine that runs."""
+        try:
+            os.lseek(self._file, 1, os.SEEK_SET)
+            host, _, process = os.read(self._file, _MAX_HOLDER_NBYTES).decode(errors="replace").rpartition(" ")
+            os.lseek(self._file, 0, os.SEEK_SET)
+            if host != socket.gethostname():
+                return False
+            return bool(psutil.Process(int(process)).status() != psutil.STATUS_ZOMBIE)
+        except (OSError, ValueError, psutil.Error):
+            return False
 
     def _try(self) -> bool:
         try:

@@ -48,9 +48,10 @@ def numerics_mismatch(peer: Numerics, hub: Numerics) -> str:
     """
     if peer.version != hub.version:
         return (
-            f"this machine has numerics version {peer.version} and the hub {hub.version}: install the hub's version of "
-            f"thinpipe, {thinpipe.__version__}"
+            f"your copy of thinpipe differs from the hub's (yours has numerics version {peer.version}, the hub's "
+            f"{hub.version}): install the hub's version of thinpipe, {thinpipe.__version__}"
         )
     if peer.torch != hub.torch:
-        return f"this machine has torch {peer.torch} and the hub {hub.torch}: install torch {hub.torch}"
+        both = f"yours is {peer.torch}, the hub's {hub.torch}"
+        return f"your torch differs from the hub's ({both}): install torch {hub.torch}"
     return ""

@@ -1,9 +1,29 @@
 """Names in a run's folder (`job.dump_folder`) and in a checkpoint's folder. Imports no torch."""
 
+import difflib
 from pathlib import Path
+
+from thinpipe.core.errors import UserError
 
 MANIFEST = "manifest.json"
 """File of a checkpoint that describes it; a folder without one is no checkpoint."""
+
+
+IDENTITY = "identity.toml"
+"""File of a folder that `thinpipe join` has made: who the machine is in the run."""
+
+
+def refuse_missing_run(run: Path) -> None:
+    """Raises UserError, with the nearest name beside it, if there is no such folder."""
+    if run.exists():
+        return
+    missing = next(path for path in (*reversed(run.parents), run) if not path.exists())
+    parent = missing.parent
+    names = [each.name for each in parent.iterdir() if each.is_dir()] if parent.is_dir() else []
+    nearest = difflib.get_close_matches(missing.name, names, n=1, cutoff=0.6)
+    rest = run.relative_to(missing)
+    advice = f"did you mean {parent / nearest[0] / rest}?" if nearest else "name the dump_folder of a run"
+    raise UserError(f"there is no folder {run}: {advice}")
 
 
 def events_path(run: Path) -> Path:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from thinpipe.config.doctor import DoctorConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.foreign import decode_foreign
+from thinpipe.core.numerics import numerics
 from thinpipe.core.units import format_bit_rate, utc_text
 from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.doctor.run import assigned_memory_finding
@@ -115,11 +116,24 @@ def _with_invite(invite: Invite) -> Iterator[Finding]:
                 yield problem("invite", state.refusal, "Ask the hub's owner for a new invite.")
             else:
                 yield ok("invite", f"can be used until {utc_text(state.expires_s)}; this check did not use it up")
+            yield _versions(probe)
             yield _clock(state.time_s, asked, time.time())
             yield from _who_reads(state.who_reads)
             yield _link(probe)
     except (UserError, ConnectionError, TimeoutError) as error:
         yield problem("invite", str(error), "Ask the hub's owner for a new invite.")
+
+
+def _versions(probe: InviteProbe) -> Finding:
+    """Compares what must be alike on all machines of a run. Line ends and comments of the source are no part of it."""
+    mine = numerics()
+    try:
+        refusal = probe.check(_SECONDS, mine).refusal
+    except TimeoutError:
+        return not_checked("versions", "this hub is older, and compares them when a machine joins")
+    if refusal:
+        return problem("versions", refusal, "Install that version, then join.")
+    return ok("versions", f"numerics version {mine.version} and torch {mine.torch}, as at the hub")
 
 
 def _with_key(known: Identity | Address, folder: Path, device: str) -> Iterator[Finding]:

@@ -156,7 +156,7 @@ def _extras(*, needed: bool) -> Finding:
     text = f"installed: {', '.join(there) or 'none'}; not installed: {', '.join(missing) or 'none'}"
     if needed and "swarm" in missing:
         return problem("extras", text, f"A hub needs the extra swarm: {install_hint('swarm')}.")
-    return ok("extras", text, f"If you want them: {install_hint(','.join(missing))}." if missing else "")
+    return ok("extras", text)
 
 
 def _server(host: bool) -> list[Finding]:

@@ -179,9 +179,17 @@ class LiveTable:
         with self._lock:
             return render(self._run_state.snapshot(), time.time(), width=self._live.console.width)
 
-    def show(self, event: AnyEvent) -> None:
+    def show(self, event: AnyEvent, text: str = "") -> None:  # noqa: ARG002
+        """The view has its own texts."""
         with self._lock:
             self._run_state.on_event(event)
+
+    def say(self, text: str) -> None:
+        """Prints a line above the view."""
+        self._live.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def working(self, text: str) -> None:
+        """Nothing: the view says by itself since when nothing has happened."""
 
     def __enter__(self) -> Self:
         self._live.start()

@@ -40,6 +40,14 @@ class Placement:
     def segments_of(self, process: int) -> list[int]:
         return [segment for stage in self.processes[process] for segment in self.stages[stage]]
 
+    def in_words(self, names: Sequence[str]) -> str:
+        """Who computes how many segments; `names`: of the processes."""
+        counts = [len(self.segments_of(process)) for process in range(len(self.processes))]
+        if len(counts) == 1:
+            return "now computed by one process"
+        listed = ", ".join(f"{name} has {count}" for name, count in zip(names, counts, strict=True))
+        return f"now {len(counts)} processes: of {sum(counts)} segments {listed}"
+
     @property
     def process_of_segment(self) -> list[int]:
         """Rank of the process of each segment."""

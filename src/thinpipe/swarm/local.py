@@ -15,6 +15,7 @@ from thinpipe.config.hub import UpConfig
 from thinpipe.config.huggingface_model import HUB_PREFIX
 from thinpipe.core.process_group import NEW_PROCESS_GROUP
 from thinpipe.core.program_output import plain_console
+from thinpipe.core.run_folder import IDENTITY
 from thinpipe.swarm.hub.command import POLL_SECONDS, host
 from thinpipe.swarm.hub.server import Hub
 from thinpipe.swarm.protocol.messages import EXIT_TEMPFAIL
@@ -34,10 +35,11 @@ def up(config: UpConfig) -> int:
 
         async def start_peers(hub: Hub) -> None:
             for index in range(config.peers):
-                home = folder / str(index)
-                invite = str(home) if (home / "identity.toml").exists() else (await hub.admission.invite()).line()
+                name = f"p{index}"
+                home = folder / name
+                invite = str(home) if (home / IDENTITY).exists() else (await hub.admission.invite()).line()
                 threads = max(1, (os.cpu_count() or 1) // config.peers)
-                peers.append(_join(invite, home, config.training.device, threads=threads, base=base))
+                peers.append(_join(invite, home, name, config.training.device, threads=threads, base=base))
             console.print(
                 f"started {config.peers} peers, whose output is in {folder}/*/output.log; `thinpipe status "
                 f"{config.job.dump_folder}` shows their state"
@@ -51,6 +53,7 @@ def up(config: UpConfig) -> int:
 class LocalPeer:
     """A peer process started by `up`."""
 
+    name: str
     process: "subprocess.Popen[bytes]"
     log: Path
     earlier_nbytes: int
@@ -71,24 +74,24 @@ class LocalPeer:
 
 async def _watch_peers(peers: Sequence[LocalPeer], hub: Hub, print_line: Callable[[str], None]) -> None:
     """Prints why a peer failed. Stops the hub, which would wait for ever, when no peer is left."""
-    reported = set[int]()
+    reported = set[str]()
     while hub.membership.present or any(peer.process.poll() is None for peer in peers):
         await asyncio.sleep(POLL_SECONDS)
-        for index, peer in enumerate(peers):
-            if index not in reported and peer.has_failed:
-                reported.add(index)
+        for peer in peers:
+            if peer.name not in reported and peer.has_failed:
+                reported.add(peer.name)
                 with contextlib.suppress(OSError):
-                    print_line(f"peer {index} has failed: {peer.last_output()} (all of its output: {peer.log})")
+                    print_line(f"{peer.name} has failed: {peer.last_output()} (all of its output: {peer.log})")
     if not hub.generations.ended:
         hub.stop("stopped: all peers have ended before the run was finished")
 
 
-def _join(invite: str, folder: Path, device: str, *, threads: int, base: str | None) -> LocalPeer:
+def _join(invite: str, folder: Path, name: str, device: str, *, threads: int, base: str | None) -> LocalPeer:
     """`base`: folder of the run's base, which is on this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "thinpipe", "join", invite, "--device", device]
     if not invite.startswith(str(folder)):
-        command += ["--folder", str(folder)]
+        command += ["--folder", str(folder), "--name", name]
     if base is not None:
         command += ["--base", base]
     log = folder / "output.log"
@@ -102,7 +105,7 @@ def _join(invite: str, folder: Path, device: str, *, threads: int, base: str | N
             process_group=0,  # Ctrl+C reaches only this process; its hub asks the peers to stop
             creationflags=NEW_PROCESS_GROUP,
         )
-    return LocalPeer(process, log, earlier_nbytes)
+    return LocalPeer(name, process, log, earlier_nbytes)
 
 
 @contextlib.contextmanager

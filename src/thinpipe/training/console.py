@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from thinpipe.config.run import RunConfig
 from thinpipe.core.event_text import format_event_line
 from thinpipe.core.events import AnyEvent, Started, Step
-from thinpipe.core.hub_events import HubEvent
+from thinpipe.core.hub_events import GenerationStarted, HubEvent
 from thinpipe.monitor.exporters import Exporter, ExporterSettings, open_exporters
 from thinpipe.monitor.terminal import LiveTable
 from thinpipe.monitor.web_server import serving
@@ -24,7 +24,17 @@ _LOG = logging.getLogger(__name__)
 class Display(Protocol):
     """Shows events as they happen."""
 
-    def show(self, event: AnyEvent) -> None: ...
+    def show(self, event: AnyEvent, text: str = "") -> None:
+        """`text`: what to print of the event in place of its own text."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Prints a line."""
+        ...
+
+    def working(self, text: str) -> None:
+        """Says what is done now, where nothing else would change for a while; until the next step has ended."""
+        ...
 
 
 class LineDisplay:
@@ -32,11 +42,21 @@ class LineDisplay:
 
     def __init__(self, console: Console, *, log_freq: int) -> None:
         self.console, self.log_freq = console, log_freq
+        self._names: list[str] = []
+        """Names of the peers in pipeline order, in a hub's run."""
 
-    def show(self, event: AnyEvent) -> None:
+    def show(self, event: AnyEvent, text: str = "") -> None:
+        if isinstance(event, GenerationStarted):
+            self._names = [peer.name for peer in event.peers]
         if isinstance(event, HubEvent) or (isinstance(event, Step) and event.step % self.log_freq and event.step != 1):
             return  # the hub prints its own events, in more detail
-        self.console.print(format_event_line(event), highlight=False, soft_wrap=True, markup=False)
+        self.say(f"step: {event.step:>6}  {text}" if text else format_event_line(event, self._names))
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def working(self, text: str) -> None:
+        """Nothing: a log has the line of what comes of it."""
 
 
 class ProgressBarDisplay:
@@ -55,13 +75,19 @@ class ProgressBarDisplay:
         self.task = self.progress.add_task("starting", total=total_steps)
         self._lines = LineDisplay(self.progress.console, log_freq=log_freq)
 
-    def show(self, event: AnyEvent) -> None:
+    def show(self, event: AnyEvent, text: str = "") -> None:
         if isinstance(event, Step):
-            text = f"loss {event.loss:.4f}  {event.tokens_per_second:,.0f} tokens/s"
-            self.progress.update(self.task, completed=event.step, description=text)
+            speed = f"loss {event.loss:.4f}  {event.tokens_per_second:,.0f} tokens/s"
+            self.progress.update(self.task, completed=event.step, description=speed)
         elif isinstance(event, Started):
             self.progress.reset(self.task, completed=event.step)  # exclude earlier steps from the ETA
-        self._lines.show(event)
+        self._lines.show(event, text)
+
+    def say(self, text: str) -> None:
+        self._lines.say(text)
+
+    def working(self, text: str) -> None:
+        self.progress.update(self.task, description=text, refresh=True)
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -79,14 +105,20 @@ class DisplayWithExporters:
     def __init__(self, display: Display, exporters: Sequence[Exporter]) -> None:
         self._display, self._exporters = display, list(exporters)
 
-    def show(self, event: AnyEvent) -> None:
-        self._display.show(event)
+    def show(self, event: AnyEvent, text: str = "") -> None:
+        self._display.show(event, text)
         for exporter in list(self._exporters):
             try:
                 exporter.on_event(event)
             except Exception:  # third-party code: any exception
                 self._exporters.remove(exporter)
                 _LOG.warning("%s failed and gets no more events; training continues", _name(exporter), exc_info=True)
+
+    def say(self, text: str) -> None:
+        self._display.say(text)
+
+    def working(self, text: str) -> None:
+        self._display.working(text)
 
 
 def _close(exporter: Exporter) -> None:
@@ -101,10 +133,13 @@ def _name(exporter: Exporter) -> str:
 
 
 @contextmanager
-def open_display(config: RunConfig, *, is_leader: bool = True, quiet: bool = False) -> Iterator[Display]:
-    """Opens the display for this console and these settings. Dashboard, exporters and live table are for one process of
-    a run: the one with `is_leader`. `quiet`: nothing is printed."""
-    console, metrics, folder = Console(quiet=quiet), config.metrics, config.job.dump_folder
+def open_display(
+    config: RunConfig, *, is_leader: bool = True, quiet: bool = False, console: Console | None = None
+) -> Iterator[Display]:
+    """Opens the display for these settings. Dashboard, exporters and live table are for one process of a run: the one
+    with `is_leader`. `quiet`: nothing is printed. `console`: the one on which the program prints its other lines, which
+    appear above the progress bar then; None: a new one."""
+    console, metrics, folder = console or Console(quiet=quiet), config.metrics, config.job.dump_folder
     with ExitStack() as stack:
         exporters = list[Exporter]()
         if is_leader:

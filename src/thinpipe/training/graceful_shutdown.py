@@ -1,6 +1,6 @@
 """Graceful shutdown on SIGTERM or SIGINT. The first signal only sets a flag, which the trainer and the hub poll: the
 trainer stops after the current step, the hub asks its peers to save and stop. The second signal goes to the previous
-handler, which normally ends the process at once."""
+handler, which normally ends the process at once. What each of them does is printed."""
 
 import logging
 import os
@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -38,9 +39,14 @@ def restore_handlers(previous: Mapping[signal.Signals, Any]) -> None:
 
 
 class StopRequest:
-    """Context manager that keeps the first signal. Does nothing where `install_handler` handles nothing."""
+    """Context manager that keeps the first signal. Does nothing where `install_handler` handles nothing.
 
-    def __init__(self) -> None:
+    `on_first` says what the first signal does, in a thread of its own, so that it may wait for whoever prints at that
+    moment. `lost` returns what a second one costs, which is written to stderr before the process ends.
+    """
+
+    def __init__(self, on_first: Callable[[], None] = lambda: None, lost: Callable[[], str] = lambda: "") -> None:
+        self._on_first, self._lost = on_first, lost
         self.signal: signal.Signals | None = None
         """The first signal; None: no signal has arrived."""
         self._previous: dict[signal.Signals, Any] = {}
@@ -54,8 +60,15 @@ class StopRequest:
         return self
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self.signal = signal.Signals(number)
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+            threading.Thread(target=self._on_first, name="says that it stops", daemon=True).start()
+            return
         restore_handlers(self._previous)
+        if text := self._lost():
+            with suppress(OSError):  # not through a stream that this signal may have interrupted
+                os.write(2, f"\nthinpipe: {text}\n".encode())
+        signal.raise_signal(number)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -29,6 +29,7 @@ from thinpipe.core.folder_lock import FolderLock, run_lock
 from thinpipe.core.log_tail import Tail
 from thinpipe.core.process_group import NEW_PROCESS_GROUP
 from thinpipe.core.run_folder import events_path
+from thinpipe.core.status_line import status_line
 from thinpipe.training.error_file import ERROR_FILE_VARIABLE, ErrorReport
 from thinpipe.training.graceful_shutdown import follow_parent, install_handler, restore_handlers
 from thinpipe.training.memory_check import check_before_torch
@@ -58,7 +59,8 @@ def train(config: RunConfig, observer: Observer) -> None:
         )
     if ERROR_FILE_VARIABLE in os.environ:
         # On Windows, libraries that look at standard input when they are loaded would wait for a thread that reads it.
-        importlib.import_module("thinpipe.training.process")
+        with status_line("loading torch"):
+            importlib.import_module("thinpipe.training.process")
         follow_parent()
     else:
         check_before_torch(config)
@@ -66,7 +68,8 @@ def train(config: RunConfig, observer: Observer) -> None:
         if degree > 1 and started is None:
             launch(config, degree, lock, observer)
         else:
-            process = importlib.import_module("thinpipe.training.process")  # imports torch: the launcher needs none
+            with status_line("loading torch"):  # the launcher needs none
+                process = importlib.import_module("thinpipe.training.process")
             process.train(config, observer, in_group=degree > 1)
     observer.raise_error()
 

@@ -15,6 +15,7 @@ from thinpipe.config.toml import dump_toml
 from thinpipe.core.errors import OtherProcessError, RunFailedError, UserError
 from thinpipe.core.events import AnyEvent
 from thinpipe.core.files import write_atomically
+from thinpipe.core.status_line import status_line
 from thinpipe.device.device_class import deterministic_algorithms
 from thinpipe.training.error_file import ERROR_FILE_VARIABLE, ErrorReport
 from thinpipe.training.memory_check import check_on_device
@@ -53,8 +54,10 @@ def train(config: RunConfig, observer: Observer, *, in_group: bool) -> None:
             check_on_device(config)
             group: dist.ProcessGroup | None = None
             if in_group:
-                group = stack.enter_context(_open_group(config))
-            trainer = Trainer(config, group, _ObservedRun(observer, in_group=in_group))
+                with status_line("waiting for the other processes"):
+                    group = stack.enter_context(_open_group(config))
+            with status_line("making the model"):
+                trainer = Trainer(config, group, _ObservedRun(observer, in_group=in_group))
             if config.job.print_config and trainer.collectives.rank == 0 and not observer.quiet:
                 print(dump_toml(config))
                 print(f"# the model: {trainer.model_config}")

@@ -6,8 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch.distributed as dist
+from rich.console import Console
 
-from thinpipe.core.events import AnyEvent
+from thinpipe.core.events import AnyEvent, Started
 from thinpipe.training.data_loading import TokenSource
 from thinpipe.transport.collectives import Collectives, collectives_for
 
@@ -19,6 +20,13 @@ class RunEnvironment:
     """Source of token batches; None: the folder `data.path`."""
     quiet = False
     """True: the run prints nothing on the console."""
+    console: Console | None = None
+    """Console on which this program prints its other lines; None: it prints no others."""
+    stopping_text = (
+        "saving after this step, then stopping; the same command goes on from there. Ctrl+C again ends it at once, "
+        "without saving"
+    )
+    """What the first signal to stop does."""
     has_own_places = False
     """True: where the first weights lie is this machine's own, and their hashes are compared instead."""
 
@@ -39,6 +47,22 @@ class RunEnvironment:
     def ready(self, hashes: Mapping[str, str]) -> None:
         """Called once before the first step. Raises UserError if `hashes` (basis, fixed tables), settings or tokenizer
         differ from those of the other processes."""
+
+    def lost_text(self, finished: int, saved: int) -> str:
+        """What a second signal costs. `finished`, `saved`: the last step that was computed, and that was saved."""
+        if finished == saved:
+            return f"ended without waiting; nothing is lost, step {saved} was saved"
+        origin = f"from step {saved}" if saved else "from the start: nothing was saved"
+        return f"ended without saving: {finished - saved} steps are lost. The same command goes on {origin}"
+
+    def own_event(self, started: Started) -> AnyEvent | None:  # noqa: ARG002
+        """An event for the console and the log of this process alone, before `started`: who computes what."""
+        return None
+
+    def stop_text(self, *, own: bool) -> str:  # noqa: ARG002
+        """What the console says of a stop that a signal or the hub has asked for, once everything is saved; empty: the
+        text of the event. `own`: the signal came to this process."""
+        return ""
 
     def on_event(self, event: AnyEvent) -> None:
         """Called with every event, after it was shown on the console and logged."""

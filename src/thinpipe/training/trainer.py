@@ -9,8 +9,7 @@ import logging
 import math
 import time
 import tomllib
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from contextlib import nullcontext
 
 import torch.distributed as dist
 
@@ -54,6 +53,7 @@ from thinpipe.training.run_environment import RunEnvironment
 from thinpipe.training.step_outcome import StepOutcome
 
 _LOG = logging.getLogger(__name__)
+_PLACEMENT = ("parallelism.pipeline_parallel_degree", "parallelism.pipeline_parallel_shares")
 _UNLISTED_ON_RESUME = ("job.", "data.", "metrics.", "checkpoint.", "model.hf")
 """Prefixes of settings that change no computed number, so that the `Started` event of a resumed run does not list them.
 A hub chooses checkpoint.interval anew for every generation."""
@@ -88,11 +88,19 @@ class Trainer:
         )
         self.finished_steps, self.cursor, self.saved_step = 0, Cursor(), -1
         self._attempts = Attempts()
-        self.stop = StopRequest()
+        self.stop = StopRequest(self._on_stop_request, self._lost_text)
         """SIGTERM or SIGINT to this process during `train`."""
 
     _log: EventLog | None
     _display: Display
+
+    def _on_stop_request(self) -> None:
+        if not self.run_environment.quiet:
+            self._display.say(self.run_environment.stopping_text)
+
+    def _lost_text(self) -> str:
+        quiet, saved = self.run_environment.quiet, max(0, self.saved_step)
+        return "" if quiet else self.run_environment.lost_text(self.finished_steps, saved)
 
     def _refuse_other_settings(self) -> None:
         """Raises UserError unless this process has the settings of process 0, machine-local settings excepted.
@@ -119,39 +127,40 @@ class Trainer:
         in the main thread.
         """
         config = self.config
-        total = config.training.steps
         self.saver = Saver(
             self.checkpoints,
             self.collectives,
             keep_latest=config.checkpoint.keep_latest_k,
             protected=self.run_environment.protected,
         )
+        is_leader, around = self.collectives.rank == 0, self.run_environment
         with (
+            EventLog(events_path(config.job.dump_folder)) if is_leader else nullcontext() as self._log,
+            open_display(config, is_leader=is_leader, quiet=around.quiet, console=around.console) as self._display,
             self.stop,
-            open_log(events_path(config.job.dump_folder) if self.collectives.rank == 0 else None) as log,
-            open_display(config, is_leader=self.collectives.rank == 0, quiet=self.run_environment.quiet) as display,
         ):
-            self._log, self._display = log, display
             self._resume_or_start()
-            reason = "finished"
-            while self.finished_steps < total:
-                if self.run_environment.stops_now():
-                    reason = "signal"
-                    break
-                with self.run_environment.step():
-                    event, asked_to_stop = self._step()
-                self._tell(event)
-                if self._attempts.skips == MAX_CONSECUTIVE_SKIPS:
-                    reason = "not_finite"
-                    break
-                self._after_step()
-                if asked_to_stop:
-                    reason = "signal"
-                    break
+            self._display.working("compiling, then computing" if config.execution.compile else "computing")
+            reason = self._train_until_stopped()
             if reason != "not_finite" and not self._save():
                 reason = "not_saved"
-            self._tell(Stopped(step=self.finished_steps, reason=reason))
+            text = around.stop_text(own=self.stop.requested) if reason == "signal" else ""
+            self._tell(Stopped(step=self.finished_steps, reason=reason), text)
         return reason
+
+    def _train_until_stopped(self) -> str:
+        while self.finished_steps < self.config.training.steps:
+            if self.run_environment.stops_now():
+                return "signal"
+            with self.run_environment.step():
+                event, asked_to_stop = self._step()
+            self._tell(event)
+            if self._attempts.skips == MAX_CONSECUTIVE_SKIPS:
+                return "not_finite"
+            self._after_step()
+            if asked_to_stop:
+                return "signal"
+        return "finished"
 
     def _step(self) -> tuple[AnyEvent, bool]:
         """Computes one step; returns its event and whether any process was asked to stop.
@@ -228,6 +237,7 @@ class Trainer:
     def _after_step(self) -> None:
         config, step = self.config, self.finished_steps
         if self.engine.basis_is_due(step):
+            self._display.working(f"step {step}: moving the subspace")
             update = self.engine.update_basis(self.batch_loader.batch(self.cursor))
             self._tell(BasisChanged(step=step, **vars(update)))
         due = config.validation.freq and (step % config.validation.freq == 0 or step == config.training.steps)
@@ -238,6 +248,7 @@ class Trainer:
 
     def _validate(self) -> Validated:
         started = time.monotonic()
+        self._display.working(f"step {self.finished_steps}: measuring the validation loss")
         loss, tokens = self.engine.evaluate(self.batch_loader.validation_batches())
         finite, per_nat = math.isfinite(loss), self.batch_loader.dataset_info.bits_per_byte_per_nat
         return Validated(
@@ -292,6 +303,9 @@ class Trainer:
             device_classes=self._gather_texts(device_class(self.engine.device)),
             precisions=self._gather_texts(self.engine.precision),
         )
+        own = self.run_environment.own_event(started)
+        if own is not None:
+            self._show_and_log(own)
         self._tell(started)
 
     def _gather_texts(self, text: str) -> list[str]:
@@ -319,15 +333,17 @@ class Trainer:
                     f"{setting} has changed since {path} was saved ({changed[setting]}), and it decides which samples "
                     "come next: set it back, or start a new run with another job.dump_folder"
                 )
-        return [
-            f"{setting} {change}" for setting, change in changed.items() if not setting.startswith(_UNLISTED_ON_RESUME)
-        ]
+        placed = [changed.pop(setting, None) for setting in _PLACEMENT]
+        listed = [f"{name} {change}" for name, change in changed.items() if not name.startswith(_UNLISTED_ON_RESUME)]
+        names = [self.run_environment.name_of(process) for process in range(self.collectives.size)]
+        return [self.engine.placement.in_words(names), *listed] if any(placed) else listed
 
     def _save(self) -> bool:
         """Saves a checkpoint of the current step unless there is one already; returns False if writing failed."""
         if self.saved_step == self.finished_steps:
             return True
         started = time.monotonic()
+        self._display.working(f"step {self.finished_steps}: saving")
         manifest = new_manifest(
             self.engine.model,
             step=self.finished_steps,
@@ -349,19 +365,18 @@ class Trainer:
         self._tell(Saved(step=self.finished_steps, path=str(saved.path), nbytes=nbytes, seconds=seconds))
         return True
 
-    def _tell(self, event: AnyEvent) -> None:
-        self._display.show(event)
+    def _tell(self, event: AnyEvent, text: str = "") -> None:
+        """`text`: what the console says of it, in place of the text of the event."""
+        self._show_and_log(event, text)
+        self.run_environment.on_event(event)
+
+    def _show_and_log(self, event: AnyEvent, text: str = "") -> None:
+        self._display.show(event, text)
         try:
             if self._log is not None:
                 self._log.write(event)
         except OSError as error:  # training continues on a full disk
             self._display.show(SaveFailed(step=event.step, reason=f"event log: {error}"))
-        self.run_environment.on_event(event)
-
-
-def open_log(path: Path | None) -> AbstractContextManager[EventLog | None]:
-    """Event log at `path`; a null context for None (only process 0 writes the log of a run)."""
-    return nullcontext() if path is None else EventLog(path)
 
 
 def _without_local(config: RunConfig) -> RunConfig:

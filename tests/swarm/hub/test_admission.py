@@ -103,11 +103,11 @@ def test_who_is_refused_keeps_the_invite(tmp_path):
         for settings, message in (
             (
                 {"name": "", "numerics": replace(NUMERICS, version=2)},
-                "this machine has numerics version 2 and the hub 1: ",
+                "differs from the hub's \\(yours has numerics version 2, the hub's 1\\): ",
             ),
             (
                 {"name": "", "numerics": replace(NUMERICS, torch="2.0.0")},
-                "this machine has torch 2.0.0 and the hub 2.1.0: ",
+                "your torch differs from the hub's \\(yours is 2.0.0, the hub's 2.1.0\\): ",
             ),
             ({"name": "A b", "numerics": NUMERICS}, "'A b' is not a valid name"),
         ):

@@ -7,6 +7,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.hub_events import GenerationStarted
 from thinpipe.core.numerics import numerics
 from thinpipe.planning.partition import Partition, SegmentNeeds, Traffic, make_partition
+from thinpipe.swarm.hub.assignments import measuring_text
 from thinpipe.swarm.hub.membership import Generation, GenerationEnd, Membership
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
 from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Measure, NextRequest
@@ -204,7 +205,9 @@ def test_who_waits_knows_for_whom():
     ask(membership, "b")
     membership.drop_peer("b", "b is lost")
     ask(membership, "a", left_generation=1)
-    assert membership.wait_reason("a") == "1 of 2 peers are connected; waiting for b"
+    assert membership.wait_reason("a") == (
+        "1 of 2 peers are connected; waiting for b, for up to 60 s, then going on without"
+    )
 
 
 def test_another_incarnation_has_another_number():
@@ -485,3 +488,13 @@ def test_other_runs_prefer_a_device_of_the_class_unless_another_is_much_faster(s
     ask(membership, "unlike", report=of_class("y", flops=speed))
     names = dict(regrouped(membership, "p0"))
     assert (taken in names, membership.exactness.lost is None) == (True, taken == "like")
+
+
+def test_the_owner_reads_whose_machine_is_measured_and_how_many_are_left():
+    membership = make_membership(3)
+    ask(membership, "a")
+    _, measure = ask(membership, "b", report=None)
+    assert measuring_text("b", measure, membership) == (
+        "measuring the machine and the link of b, 2 of 3, for some seconds"
+    )
+    assert "all machines measure" in measuring_text("b", Measure(concurrent=True), membership)

@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,10 @@ from tests.programs import events_of
 from tests.swarm.commits import announcement, samples_at
 from thinpipe.checkpoint import restore
 from thinpipe.checkpoint.storage import FileEntry
-from thinpipe.core.events import Stopped
+from thinpipe.core.events import Saved, Started, Stopped
 from thinpipe.core.hashing import text_sha256
 from thinpipe.core.hub_events import FilesRefused
-from thinpipe.core.run_folder import MANIFEST, step_folder
+from thinpipe.core.run_folder import MANIFEST, events_path, step_folder
 from thinpipe.models.model import make_space
 from thinpipe.planning.partition import Partition
 from thinpipe.subspace.basis import Basis
@@ -489,3 +490,16 @@ def test_a_run_has_ended_when_its_last_step_is_committed_and_not_when_a_generati
     assert run_host.ended == ""
     commit(run_host, 12)
     assert run_host.ended.startswith("finished")
+
+
+def test_paths_of_peers_stay_with_them(run_config):
+    """Neither the hub's console nor its log has them; it says where it has the checkpoint itself."""
+    console = Console(file=io.StringIO(), width=300)
+    with closing(TrainingHost(run_config, LineDisplay(console, log_freq=1))) as run_host:
+        settings = {"config": "", "parameters": 1, "versions": {}}
+        run_host.on_event(Started(step=4, resumed_from="joined/ada/checkpoints/step-00000004", **settings))
+        run_host.on_event(Saved(step=8, path="joined/ada/checkpoints/step-00000008", nbytes=1, seconds=1.0))
+    folder = run_config.job.dump_folder / "checkpoints"
+    assert f"resumed from {folder / step_folder(4)}" in console.file.getvalue()
+    assert "saved" not in console.file.getvalue()
+    assert "joined" not in events_path(run_config.job.dump_folder).read_text()

@@ -6,6 +6,7 @@ to the server, as a new JWT of the account. Methods block for a bounded time (us
 loop) and may be called from any thread.
 """
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -57,6 +58,7 @@ def save_broker_state(path: Path, state: BrokerState) -> None:
     write_atomically(path, dump_toml(state).encode(), mode=0o600)
 
 
+_LOG = logging.getLogger(__name__)
 _START_SECONDS = 120.0
 """Seconds for the server to start."""
 _PORT_ATTEMPTS = 3
@@ -281,9 +283,20 @@ class Broker:
             except BaseException:
                 self._server.stop()
                 taken = "address already in use" in self.log_tail().lower()
-                if self._requested_port or not taken or attempt == _PORT_ATTEMPTS:
+                if taken and self._requested_port:
+                    raise UserError(
+                        f"port {self._requested_port} is taken by another program: stop that one, or choose another "
+                        "--hub.port"
+                    ) from None
+                if not taken or attempt == _PORT_ATTEMPTS:
                     raise
-            self._state = replace(self._state, port=free_port(self._host))
+            before, self._state = self._state.port, replace(self._state, port=free_port(self._host))
+            _LOG.warning(
+                "port %d is taken: the hub listens on %d now, where earlier invites and joined machines do not look "
+                "for it. Set --hub.port, and let everybody join with a new invite",
+                before,
+                self._state.port,
+            )
 
     def _load_or_create_state(self) -> BrokerState:
         known = load_broker_state(self.folder / "broker.toml")

@@ -97,10 +97,10 @@ class Admission:
             reply = await self._answer(identity, invite, decode_foreign(message.data, JoinRequest))
         except ProtocolError:
             try:
-                decode_foreign(message.data, InviteCheck)
+                asked = decode_foreign(message.data, InviteCheck).numerics
                 now = self._broker.clock()
                 reply = InviteState(
-                    refusal=self._why_over(invite),
+                    refusal=self._why_over(invite) if asked is None else self.numerics_mismatch(asked),
                     expires_s=invite.expires_s,
                     time_s=now,
                     who_reads=self._who_reads,

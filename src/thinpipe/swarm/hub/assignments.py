@@ -8,7 +8,7 @@ from thinpipe.core.hub_events import GenerationStarted
 from thinpipe.swarm.hub.membership import Generation, Membership
 from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart
 from thinpipe.swarm.protocol.machine_report import MachineReport
-from thinpipe.swarm.protocol.messages import Assignment
+from thinpipe.swarm.protocol.messages import Assignment, Measure
 
 
 def forecast(generation: Generation, membership: Membership) -> GenerationForecast:
@@ -53,6 +53,16 @@ def make_assignment(
         upload_bytes_per_second=start.upload_bytes_per_second,
         diverged_steps=list(diverged_steps),
     )
+
+
+def measuring_text(name: str, measure: Measure, membership: Membership) -> str:
+    """The line for the hub's owner about the measurement that this peer makes now."""
+    if measure.concurrent:
+        return "all machines measure their links at the same time, for some seconds"
+    present = membership.present
+    count = max(len(present), 0 if membership.last_generation else membership.wanted)
+    number = 1 + sum(membership.report_of(other) is not None for other in present)
+    return f"measuring the machine and the link of {name}, {number} of {count}, for some seconds"
 
 
 def _reports(generation: Generation, membership: Membership) -> Mapping[str, MachineReport]:

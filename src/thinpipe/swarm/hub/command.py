@@ -15,11 +15,12 @@ from thinpipe.core.folder_lock import run_lock
 from thinpipe.core.program_output import log_to_file, plain_console
 from thinpipe.core.run_folder import hub_start_path
 from thinpipe.swarm.broker.broker import Broker
+from thinpipe.swarm.hub.address_advice import who_can_reach
 from thinpipe.swarm.hub.options import HubOptions
 from thinpipe.swarm.hub.server import Hub
 from thinpipe.swarm.hub.training_host import TrainingHost
 from thinpipe.swarm.protocol.invite_text import invite_text
-from thinpipe.training.console import open_display
+from thinpipe.training.console import Display, open_display
 from thinpipe.training.graceful_shutdown import StopRequest
 
 POLL_SECONDS = 0.1
@@ -34,6 +35,9 @@ def run(config: HubConfig) -> int:
     async def print_invites(hub: Hub) -> None:
         write_atomically(hub_start_path(config.job.dump_folder), dump_toml(config).encode(), mode=0o600)
         console.print(f"hub of run {hub.settings.run} at {hub.settings.public_url}")
+        address = config.hub.address or own_address()
+        for line in who_can_reach(address, config.hub.host, hub.broker.port, is_chosen=bool(config.hub.port)):
+            console.print(line)
         missing = config.hub.peers - len(hub.broker.peers) if config.hub.invites is None else config.hub.invites
         own = [name for name in config.hub.keep_ends if name not in hub.broker.peers]
         for name in own:
@@ -60,7 +64,7 @@ def host(config: HubConfig, console: Console, begin: Begin) -> int:
             folder / "hub", host=hub_settings.host, port=hub_settings.port, executable=hub_settings.server
         ) as broker,
         log_to_file(broker.folder / "hub.log"),
-        open_display(config) as display,
+        open_display(config, console=console) as display,
         contextlib.closing(
             TrainingHost(
                 config.as_run(),
@@ -86,15 +90,27 @@ def host(config: HubConfig, console: Console, begin: Begin) -> int:
             startup_seconds=config.parallelism.timeout_seconds,
         )
         hub = Hub(broker, run_host, settings, console.print)
-        reason = asyncio.run(_run(hub, begin))
+        reason = asyncio.run(_run(hub, begin, display))
         succeeded = hub.succeeded
     console.print(reason)
     return 0 if succeeded else 1
 
 
-async def _run(hub: Hub, begin: Begin) -> str:
+async def _run(hub: Hub, begin: Begin, display: Display) -> str:
     """Runs the hub. The first signal asks the peers to save and stop; a second one ends the process."""
-    with StopRequest() as request:  # asyncio's own signal handlers do not exist on Windows
+
+    def on_first() -> None:
+        display.say(
+            "asking all peers to save and stop; the same command goes on from there. Ctrl+C again ends the hub at once"
+        )
+
+    def lost() -> str:
+        return (
+            f"ended without waiting for the peers: the same command goes on from step {hub.run_host.committed}, the "
+            "newest that the hub has in full"
+        )
+
+    with StopRequest(on_first, lost) as request:  # asyncio's own signal handlers do not exist on Windows
         watcher = asyncio.create_task(_forward_stop(request, hub))
         try:
             return await hub.run(begin)

@@ -18,7 +18,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.event_text import format_event
 from thinpipe.core.foreign import sanitize
 from thinpipe.core.hub_events import RUN_ENDING_CAUSES, GenerationEnded, HubEvent, PeerJoined, PeerLeft
-from thinpipe.swarm.hub.assignments import forecast, make_assignment, start_event
+from thinpipe.swarm.hub.assignments import forecast, make_assignment, measuring_text, start_event
 from thinpipe.swarm.hub.conduct import Conduct
 from thinpipe.swarm.hub.membership import GenerationEnd, Membership
 from thinpipe.swarm.hub.options import HubOptions
@@ -222,12 +222,13 @@ class Generations:
                 self.membership.cancel_start()
             return self._start_failed(peer, error)
         if isinstance(found, Measure):
+            self.print_once("measuring", measuring_text(peer, found, self.membership))
             return found if found.concurrent else self.run_host.measure
         if found is not None:
             plan, steps = self.run_host.commit_plan, self.conduct.suspects.diverged_steps
             return make_assignment(found, self._generation_start, commit_plan=plan, diverged_steps=steps)
-        if self.membership.problem:
-            self.print_once("problem", self.membership.waits_for)
+        if self.membership.current is None and not over:
+            self.print_once("waits", self.membership.waits_for)
         return Standby(text=self.membership.wait_reason(peer))
 
     def _next_repair(self, peer: str) -> RestoreFiles | str:

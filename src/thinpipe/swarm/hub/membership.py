@@ -362,7 +362,10 @@ class Membership:
         there = f"{len(self._peers)} of {self.wanted} peers are connected"
         if self.exact and (unlike := self._unlike_peers):
             there += f", of which hub.exact excludes {', '.join(unlike)}: {self._unlike_reason(unlike[0])}"
-        return f"{there}; waiting for {', '.join(gone)}" if gone else there
+        if not gone:
+            return there
+        waits = f"{there}; waiting for {', '.join(gone)}"
+        return f"{waits}, for up to {self.patience_seconds:.0f} s, then going on without" if self._peers else waits
 
     @property
     def _unlike_peers(self) -> list[str]:

@@ -17,12 +17,12 @@ from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.core.audit_events import AuditEvent
 from thinpipe.core.event_text import format_event_line
-from thinpipe.core.events import AnyEvent, SaveFailed, Step, Stopped
+from thinpipe.core.events import AnyEvent, Saved, SaveFailed, Started, Step, Stopped
 from thinpipe.core.exactness import exactness_of
 from thinpipe.core.hashing import text_sha256
 from thinpipe.core.hub_events import CheckpointAbandoned, GenerationEnded, HubEvent
 from thinpipe.core.numerics import numerics
-from thinpipe.core.run_folder import checkpoints_path, events_path
+from thinpipe.core.run_folder import checkpoints_path, events_path, step_folder
 from thinpipe.data import Cursor
 from thinpipe.planning.partition import Machine, Partition, make_partition
 from thinpipe.swarm.hub.commits.interval import (
@@ -254,10 +254,12 @@ class TrainingHost(CommitStore):
 
     def on_commit(self, checkpoint: Checkpoint, announced: float) -> None:
         self._watchdog.on_commit(checkpoint.manifest.step, announced)
+        self.display.say(f"step: {checkpoint.manifest.step:>6}  saved: the hub has all of it in {checkpoint.path}")
         self._abandoned_by = frozenset()
         self._audit.on_commit(checkpoint)
 
     def on_event(self, event: AnyEvent) -> None:
+        event = self._with_own_paths(event)
         if isinstance(event, Step):
             self._step = event
             self._audit.on_step(event)
@@ -265,11 +267,21 @@ class TrainingHost(CommitStore):
             self._watchdog.on_step(time.monotonic(), event.step)
         if isinstance(event, GenerationEnded):
             self._watchdog.end(time.monotonic())
-        self.display.show(event)
+        if not isinstance(event, Saved):  # by its peer: the hub says so once it has the files
+            self.display.show(event)
         self._delayed_events.write(event)
         self._count(event)
         if (lost := self.exactness.on_event(event)) is not None:
             self._record(lost)
+
+    def _with_own_paths(self, event: AnyEvent) -> AnyEvent:
+        """The event of a peer with the places of this machine, not with those of the peer's."""
+        checkpoints = checkpoints_path(self.config.job.dump_folder)
+        if isinstance(event, Saved):
+            return msgspec.structs.replace(event, path=str(checkpoints / step_folder(event.step)))
+        if isinstance(event, Started) and event.resumed_from:
+            return msgspec.structs.replace(event, resumed_from=str(checkpoints / step_folder(event.step)))
+        return event
 
     def _record(self, event: AnyEvent) -> None:
         """Shows and logs an event that the run host itself has noticed."""

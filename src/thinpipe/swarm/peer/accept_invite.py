@@ -7,6 +7,7 @@ again with the same key, and the hub gives the same answer.
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,18 +35,21 @@ _REACH_SECONDS = 15.0
 """How long to retry while the broker is unreachable."""
 
 
-def load_or_join(config: JoinConfig, tell: Tell) -> tuple[Identity, Path]:
+def load_or_join(config: JoinConfig, tell: Tell, print_line: Callable[[str], None]) -> tuple[Identity, Path]:
     """Identity and folder of the peer, from a folder joined before or by accepting an invite. `tell` is called
-    before anything is sent but the invite's own key."""
+    before anything is sent but the invite's own key; `print_line` with what is done."""
     given = Path(config.invite)
     if config.invite and not Invite.is_invite(config.invite) and given.is_dir():
         identity = load_identity(given)
         if identity is None:
             raise UserError(f"{given} is not the folder of an earlier `thinpipe join`: pass the invite instead")
-        return (replace(identity, url=config.address_in(identity.url)), given)
+        identity = replace(identity, url=config.address_in(identity.url))
+        print_line(f"dialling {identity.url}, the hub of run {identity.run}, as {identity.name}")
+        return identity, given
     invite = Invite.read(config.invite)
     invite = msgspec.structs.replace(invite, url=config.address_in(invite.url))
     folder = config.folder or Path("joined") / invite.id
+    print_line(f"dialling {invite.url}, the hub of run {invite.run}, for up to {_REACH_SECONDS:.0f} s")
     return accept_invite(invite, folder, name=config.name, numerics=numerics(), tell=tell), folder
 
 

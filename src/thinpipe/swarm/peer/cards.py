@@ -19,30 +19,46 @@ from typing import IO
 from rich.console import Console
 
 from thinpipe.config.hub import JoinConfig
+from thinpipe.core.errors import UserError
+from thinpipe.core.folder_lock import run_lock
 from thinpipe.core.process_group import NEW_PROCESS_GROUP
-from thinpipe.core.program_output import plain_console
-from thinpipe.device.choice import one_accelerator_each
+from thinpipe.core.program_output import log_to_file, plain_console
+from thinpipe.swarm.peer.accept_invite import load_or_join
+from thinpipe.swarm.peer.disclosure import Disclosure
 from thinpipe.swarm.protocol.messages import EXIT_TEMPFAIL
 from thinpipe.training.graceful_shutdown import StopRequest, follow_parent
 
 _CHILD_VARIABLE = "THINPIPE_JOIN_CHILD"
 """Environment variable of a child: its standard input says when to leave."""
 _POLL_SECONDS = 0.1
+_IN_USE_BY = (
+    "another `thinpipe join`: stop that process first (kill it if it does not react to Ctrl+C), or join with another "
+    "invite and another --folder"
+)
 
 
 def run(config: JoinConfig) -> int:
     """Exit code as of `join.run`; of several processes, that of the first that failed, or 1 if a signal ended it."""
     if config.more:
         return _lend(config)
-    from thinpipe.swarm.peer import join
-
     if _CHILD_VARIABLE in os.environ:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores the signal
         follow_parent(at_end=signal.SIGINT, piped_output=True)
-    return join.run(config)
+    if config.base is not None and not config.base.is_dir():
+        raise UserError(f"--base {config.base} is no folder: name one with the model's safetensors files")
+    console = plain_console()
+    disclosure = Disclosure(console.print, config)
+    identity, folder = load_or_join(config, disclosure.tell, console.print)
+    with run_lock(folder, _IN_USE_BY, private=True), log_to_file(folder / "peer.log"):
+        console.print(f"this machine is {identity.name} in run {identity.run}; loading torch")
+        from thinpipe.swarm.peer import join  # imports torch: an invite is refused before
+
+        return join.run(join.PeerProcess(identity, folder, config, console, disclosure))
 
 
 def _lend(config: JoinConfig) -> int:
+    from thinpipe.device.choice import one_accelerator_each
+
     console, invites = plain_console(), (config.invite, *config.more)
     devices = [str(device) for device in one_accelerator_each(config.device, len(invites))]
     console.print(f"lending {len(devices)} cards, each as a peer: {', '.join(devices)}; Ctrl+C leaves the run with all")

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from thinpipe.config.hub import JoinConfig
 from thinpipe.core.foreign import decode_foreign
 from thinpipe.swarm.peer.identity import Identity
+from thinpipe.swarm.protocol.messages import Assignment
 from thinpipe.swarm.protocol.status import Status
 from thinpipe.transport.nats.connection import HubConnection
 
@@ -47,3 +48,17 @@ def sentences(config: JoinConfig, who_reads: str, run: str, url: str, folder: Pa
         f"  keep:    a key, its part of the model and of checkpoints, a log, all in {folder}: delete it after the run",
         f"  see:     the numbers that other machines send it, their names and how fast they are; {who_reads}",
     ]
+
+
+def describe_assignment(assignment: Assignment, mine: int) -> str:
+    """What this machine computes, and between whom. `mine`: its place in the pipeline."""
+    names, shares = assignment.names, assignment.shares
+    between = "all of them"
+    if len(names) > 1:
+        before = f"after {names[mine - 1]}" if mine else "the first ones"
+        after = f"before {names[mine + 1]}" if mine + 1 < len(names) else "the last ones"
+        between = f"{before}, {after}"
+    return (
+        f"generation {assignment.generation}: {names[mine]} (this machine) computes {shares[mine]} of {sum(shares)} "
+        f"segments, {between}; {assignment.text}"
+    )

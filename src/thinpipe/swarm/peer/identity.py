@@ -8,11 +8,12 @@ from pathlib import Path
 from thinpipe.config.toml import dump_toml, load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
+from thinpipe.core.run_folder import IDENTITY
 from thinpipe.swarm.protocol.keys import KeyPair
 from thinpipe.transport.nats.client import Credentials
 from thinpipe.transport.nats.connection import Address
 
-_IDENTITY_FILE, _KEY_FILE = "identity.toml", "key.toml"
+_KEY_FILE = "key.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class _JoiningKey:
 
 def load_identity(folder: Path) -> Identity | None:
     """The identity stored in this folder; None if there is none. Raises UserError if it is of an earlier thinpipe."""
-    path = folder / _IDENTITY_FILE
+    path = folder / IDENTITY
     if not path.exists():
         return None
     try:
@@ -76,7 +77,7 @@ def load_identity(folder: Path) -> Identity | None:
 
 def save_identity(folder: Path, identity: Identity) -> None:
     """Stores the identity, in place of the key that waited for it."""
-    write_atomically(folder / _IDENTITY_FILE, dump_toml(identity).encode(), mode=0o600)
+    write_atomically(folder / IDENTITY, dump_toml(identity).encode(), mode=0o600)
     (folder / _KEY_FILE).unlink(missing_ok=True)
 
 

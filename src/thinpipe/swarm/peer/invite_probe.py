@@ -10,6 +10,7 @@ from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from thinpipe.core.foreign import decode_foreign
+from thinpipe.core.numerics import Numerics
 from thinpipe.swarm.peer.accept_invite import connect_as_invited
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.messages import InviteCheck, InviteState
@@ -43,9 +44,10 @@ class InviteProbe:
     def submit(self, service: str, data: bytes, *, seconds: float, bulk: bool = False) -> Future[bytes]:  # noqa: ARG002
         return asyncio.run_coroutine_threadsafe(self._request(data, seconds), self._loop)
 
-    def check(self, seconds: float) -> InviteState:
-        """Whether the invite can be used now, and the hub's clock."""
-        question = msgspec.msgpack.encode(InviteCheck())
+    def check(self, seconds: float, numerics: Numerics | None = None) -> InviteState:
+        """Whether the invite can be used now or, with `numerics`, whether a machine that has these could take part; and
+        the hub's clock."""
+        question = msgspec.msgpack.encode(InviteCheck(numerics=numerics))
         reply = asyncio.run_coroutine_threadsafe(self._request(question, seconds), self._loop).result(seconds + 5)
         return decode_foreign(reply, InviteState)
 

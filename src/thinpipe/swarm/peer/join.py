@@ -21,18 +21,15 @@ from thinpipe.checkpoint.storage import received_manifest
 from thinpipe.config.hub import JoinConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core.disk_space import DiskFullError, is_disk_full, wait_for_disk_space
-from thinpipe.core.errors import UserError
+from thinpipe.core.errors import UserError, first_cause
 from thinpipe.core.files import write_atomically
-from thinpipe.core.folder_lock import run_lock
 from thinpipe.core.foreign import ProtocolError, decode_foreign, sanitize
 from thinpipe.core.numerics import numerics
-from thinpipe.core.program_output import log_to_file, plain_console
 from thinpipe.core.run_folder import MANIFEST, checkpoints_path, step_folder, step_folders
 from thinpipe.device.device_class import deterministic_algorithms
-from thinpipe.swarm.peer.accept_invite import load_or_join
 from thinpipe.swarm.peer.bandwidth_probe import LinkMeter
 from thinpipe.swarm.peer.base_transfer import BaseTransfer, bring_own_base
-from thinpipe.swarm.peer.disclosure import Disclosure
+from thinpipe.swarm.peer.disclosure import Disclosure, describe_assignment
 from thinpipe.swarm.peer.hub_settings import base_folder, settings_from_hub
 from thinpipe.swarm.peer.identity import Identity
 from thinpipe.swarm.peer.machine_probe import measure_machine
@@ -74,32 +71,20 @@ _RETRY_SECONDS = 2.0
 """Seconds before the hub is tried again after an error."""
 _REACH_SECONDS = 5.0
 """Seconds for which a failed connection is retried."""
-_IN_USE_BY = (
-    "another `thinpipe join`: stop that process first (kill it if it does not react to Ctrl+C), or join with another "
-    "invite and another --folder"
-)
 _MAX_PAUSE_SECONDS = 64.0
 """Maximum pause, in seconds, between attempts when the disk has free space, but too little for this peer's files."""
 _DISK_FULL_RETRY_SECONDS = 10.0
 """Pause, in seconds, before the last steps are computed again because the final checkpoint could not be saved."""
 
 
-def run(config: JoinConfig) -> int:
-    """Exit code 0 when the run has ended or the user leaves, 1 when the hub was unreachable for too long, and
+def run(program: "PeerProcess") -> int:
+    """Serves the hub until the run ends; starts again after lost connections, for as long as the settings allow, and
+    after a full disk.
+
+    Exit code 0 when the run has ended or the user leaves, 1 when the hub was unreachable for too long, and
     EXIT_TEMPFAIL when the hub's owner has stopped the hub. Raises UserError (exit code 2) when the hub refuses this
-    peer."""
-    if config.base is not None and not config.base.is_dir():
-        raise UserError(f"--base {config.base} is no folder: name one with the model's safetensors files")
-    console = plain_console()
-    disclosure = Disclosure(console.print, config)
-    identity, folder = load_or_join(config, disclosure.tell)
-    with run_lock(folder, _IN_USE_BY, private=True), log_to_file(folder / "peer.log"):
-        console.print(f"joined run {identity.run} as {identity.name}; Ctrl+C leaves the run")
-        return _run_until_done(PeerProcess(identity, folder, config, console, disclosure))
-
-
-def _run_until_done(program: "PeerProcess") -> int:
-    """Restarts the peer's loop after lost connections, for as long as the settings allow, and after a full disk."""
+    peer.
+    """
     config, console = program.config, program.console
     pause = _RETRY_SECONDS
     while True:
@@ -147,7 +132,7 @@ class PeerProcess:
         self.last_answer = time.monotonic()
         """Time of the hub's last answer, in seconds of the monotonic clock."""
         self._link_meter = LinkMeter()
-        self._last_printed = ""
+        self._last_printed, self._has_joined = "", False
         self._base_transfer = BaseTransfer(base_folder(folder), config.base, self._print_once)
         self._standby_mirror = StandbyMirror(folder, self._base_transfer)
 
@@ -155,6 +140,9 @@ class PeerProcess:
         """Connects and serves until the run has ended or the user leaves; returns the exit code. Raises UserError with
         the reason if the hub has removed this peer."""
         connection = self._connect()
+        if not self._has_joined:
+            self._has_joined = True
+            self._print_once(f"joined run {self.identity.run} as {self.identity.name}; Ctrl+C leaves the run")
         removed: list[str] = []
 
         def on_note(_sender: str, data: bytes) -> None:
@@ -285,10 +273,7 @@ class PeerProcess:
         if self.identity.name not in assignment.names:
             raise ProtocolError(f"the hub assigns segments to {', '.join(assignment.names)}, and not to this machine")
         mine = assignment.names.index(self.identity.name)
-        self._print_once(
-            f"generation {assignment.generation}: this machine computes {assignment.shares[mine]} of "
-            f"{sum(assignment.shares)} segments, as stage {mine + 1} of {len(assignment.names)}; {assignment.text}"
-        )
+        self._print_once(describe_assignment(assignment, mine))
         config = self._settings(assignment.settings)
         with self._local_disk_errors():
             self._prepare_folder(assignment)
@@ -296,7 +281,7 @@ class PeerProcess:
         gc.collect()  # what is left of the last generation
         check_assignment(config, dataset_info.vocab_size, mine, rejoin=f"thinpipe join {self.folder}")
         connection.activity.begin(assignment.generation)
-        remote_run = RemoteRun(connection, assignment, config, self._print_once)
+        remote_run = RemoteRun(connection, assignment, config, self._print_once, self.console)
         origin = Origin(
             run=bytes.fromhex(self.identity.fingerprint[:16]),
             generation=assignment.generation,
@@ -325,7 +310,8 @@ class PeerProcess:
             self._print_once(f"generation {assignment.generation} ended: {self.error}")
         except (ConnectionError, TimeoutError, dist.DistError) as error:  # TimeoutError: the hub is frozen
             self.error = str(error)
-            self._print_once(f"generation {assignment.generation} ended: {error}")
+            _LOG.info("generation %d ended: %s", assignment.generation, sanitize(error))
+            self._print_once(f"generation {assignment.generation} ended: {first_cause(error)}")
         finally:
             connection.activity.end()  # uploads in `close` are not subject to stall detection
             if dist.is_initialized():

@@ -14,14 +14,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
+from rich.console import Console
 
 from thinpipe.checkpoint import Checkpoint, Manifest
 from thinpipe.checkpoint.storage import FileEntry, layer_file, received_manifest
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import AnyEvent, Saved
+from thinpipe.core.events import AnyEvent, Saved, Started
 from thinpipe.core.foreign import ProtocolError, decode_foreign, sanitize
 from thinpipe.core.hashing import text_sha256
+from thinpipe.core.hub_events import GenerationStarted, PeerAssignment
 from thinpipe.core.run_folder import checkpoints_path, step_folder
 from thinpipe.core.token_flags import ID_MASK
 from thinpipe.data import Cursor
@@ -122,10 +124,20 @@ class RemoteRun(RunEnvironment):
     are done."""
 
     has_own_places = True
+    stopping_text = (
+        "leaving after this step, once it is saved and sent to the hub; Ctrl+C again ends it at once, and the others "
+        "go back to the newest commit"
+    )
 
     def __init__(
-        self, connection: HubConnection, assignment: Assignment, config: RunConfig, print_line: PrintLine
+        self,
+        connection: HubConnection,
+        assignment: Assignment,
+        config: RunConfig,
+        print_line: PrintLine,
+        console: Console | None = None,
     ) -> None:
+        self.console = console
         self._connection, self._assignment, self._config, self._print = connection, assignment, config, print_line
         self._folder = config.job.dump_folder
         self._manifest = received_manifest(assignment.manifest)
@@ -233,6 +245,21 @@ class RemoteRun(RunEnvironment):
             self._connection.publish("event", msgspec.msgpack.encode(report))
         if isinstance(event, Saved):
             self._uploader.enqueue(Path(event.path), self._own_files)
+
+    def own_event(self, started: Started) -> GenerationStarted:
+        places = zip(self._assignment.names, started.segments, started.device_classes, strict=True)
+        peers = [PeerAssignment(name=name, segments=held, device_class=found) for name, held, found in places]
+        return GenerationStarted(generation=self._assignment.generation, step=started.step, peers=peers)
+
+    def stop_text(self, *, own: bool) -> str:
+        return "all is saved" if own else "another machine leaves, or the hub's owner stops the run: all is saved"
+
+    def lost_text(self, finished: int, saved: int) -> str:
+        del saved
+        return (
+            f"ended without saving step {finished}: the others go back to the newest commit. "
+            f"`thinpipe join {self._folder}` rejoins"
+        )
 
     def asked_to_stop(self) -> bool:
         return self._stop.is_set()

@@ -80,10 +80,12 @@ class JoinAnswer(Message, frozen=True, kw_only=True):
     """Hub's clock, in seconds since 1970."""
 
 
-class InviteCheck(Message, frozen=True, kw_only=True):
+class InviteCheck(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Question of an invite's holder whether the invite could be used now; does not use it up."""
 
     what: Literal["check"] = "check"
+    numerics: Numerics | None = None
+    """Asks whether a machine with these could take part, in place of the invite's state. None: not asked."""
 
 
 class InviteState(Message, frozen=True, kw_only=True):

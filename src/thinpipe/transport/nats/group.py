@@ -147,7 +147,7 @@ class NatsGroup(GroupCollectives):
     def _peer_lost(self, data: bytes) -> None:
         name = decode_foreign(data, PeerLost).peer
         if name in self._names:
-            self._fail(ConnectionError(f"peer {name} (process {self._names.index(name)}) is lost"))
+            self._fail(ConnectionError(f"{name} is lost"))
 
     def _generation_over(self, data: bytes) -> None:
         over = decode_foreign(data, GenerationOver)
