@@ -6,7 +6,10 @@ runs, `<!-- file NAME -->` above a file that a reader is told to save.
 
 import re
 import shlex
+import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +29,17 @@ def guides():
     """What people read to do something, where every command must be one."""
     names = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md")
     return [*(ROOT / name for name in names), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@contextmanager
+def program(path):
+    """The module of a program that is in no package."""
+    spec = spec_from_file_location(f"thinpipe_{Path(path).stem}", path)
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
 
 
 def blocks(page):

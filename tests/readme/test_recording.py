@@ -1,25 +1,19 @@
 """The recording of `thinpipe up`: the picture is drawn from it, and it shows what its title says."""
 
 import json
-import sys
 import xml.etree.ElementTree as ET
-from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 
-from tests.readme.pages import ROOT
+from tests.readme.pages import ROOT, program
 
 FOLDER = ROOT / "docs/recording"
 
 
 @pytest.fixture(scope="module")
 def draw():
-    spec = spec_from_file_location("thinpipe_draw", FOLDER / "draw.py")
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with program(FOLDER / "draw.py") as module:
+        yield module
 
 
 def cast(*screens):

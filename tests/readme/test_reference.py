@@ -2,12 +2,12 @@
 
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 import thinpipe
+from tests.readme.pages import program
 from thinpipe.cli.commands import VERBS
 from thinpipe.config.describe import flags_of
 
@@ -16,12 +16,8 @@ REFERENCE = Path(__file__).parents[2] / "docs/reference"
 
 @pytest.fixture(scope="module")
 def make():
-    spec = spec_from_file_location("thinpipe_reference", REFERENCE / "make.py")
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with program(REFERENCE / "make.py") as module:
+        yield module
 
 
 @pytest.mark.parametrize("name", ["settings.md", "commands.md", "api.md"])

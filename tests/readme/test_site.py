@@ -1,22 +1,16 @@
 """The site of the documentation: every page has a place, links lead to places, and Sphinx's warnings are errors."""
 
 import re
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 
-from tests.readme.pages import ROOT, guides
+from tests.readme.pages import ROOT, guides, program
 
 
 @pytest.fixture(scope="module")
 def make_site():
-    spec = spec_from_file_location("thinpipe_site", ROOT / "docs/make_site.py")
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with program(ROOT / "docs/make_site.py") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")
