@@ -25,8 +25,8 @@ ROOT = HERE.parents[1]
 COLUMNS, ROWS_ABOVE, ROWS_BELOW = 100, 18, 6
 TITLE = "thinpipe up: four peers, one is killed and comes back; four times as fast as it was"
 UP = "thinpipe up examples/friends.toml --peers 4 --training.steps 60 --training.seq-len 64 --checkpoint.interval 10"
-KILL = "pkill -9 -f runs/friends/peers/2"
-COME_BACK = "thinpipe join runs/friends/peers/2 | grep -v measur"
+KILL = "pkill -9 -f runs/friends/peers/p2"
+COME_BACK = "thinpipe join runs/friends/peers/p2 | grep -v measur"
 READ_SECONDS = 0.2
 
 
