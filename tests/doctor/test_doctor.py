@@ -21,8 +21,9 @@ from thinpipe.config.run import CheckpointConfig, JobConfig
 from thinpipe.config.toml import dump_toml
 from thinpipe.data import ShardWriter, Tokens
 from thinpipe.doctor import machine
+from thinpipe.doctor.disk_and_port import checkpoints_nbytes
 from thinpipe.doctor.hub import members_finding
-from thinpipe.doctor.run import assigned_memory_finding, checkpoints_nbytes
+from thinpipe.doctor.run import assigned_memory_finding
 from thinpipe.planning.calibration import Calibration, device_key, save_calibration
 from thinpipe.swarm.protocol.status import Status
 from thinpipe.training.trainer import Trainer

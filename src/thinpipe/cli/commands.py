@@ -42,12 +42,13 @@ class Verb:
     reads_run: bool = False
     """True if the setting `run` names a folder that must be there."""
     check: str = ""
-    """As `target`, for what can be refused before the target's imports, which take seconds: raises UserError."""
+    """As `target`, for what can be said and refused before the target's imports, which take seconds: raises
+    UserError."""
     usual: Mapping[str, str] = field(default_factory=dict)
     """With a file: the flags that `--help` shows, in a few words each; `--help-all` shows all."""
 
 
-_MEMORY = "thinpipe.swarm.hub.memory_check"
+_BEFORE = "thinpipe.doctor.before_start"
 _MODEL = {
     "model.preset": "new model of this size",
     "model.hf": "Hugging Face model to tune instead",
@@ -90,22 +91,22 @@ VERBS: dict[str, Verb] = {
     "new": Verb(NewConfig, "thinpipe.cli.new:run"),
     "tokenize": Verb(TokenizeConfig, "thinpipe.cli.tokenize:run"),
     "plan": Verb(PlanConfig, "thinpipe.cli.plan:run", starts_with_file=True, usual=_PLAN),
-    "train": Verb(RunConfig, "thinpipe.cli.train:run", starts_with_file=True, usual=_TRAIN),
+    "train": Verb(RunConfig, "thinpipe.cli.train:run", starts_with_file=True, check=f"{_BEFORE}:train", usual=_TRAIN),
     "hub": Verb(
         HubConfig,
         "thinpipe.swarm.hub.command:run",
         starts_with_file=True,
         swarm=True,
-        check=f"{_MEMORY}:check_hub",
+        check=f"{_BEFORE}:hub",
         usual=_HUB,
     ),
-    "join": Verb(JoinConfig, "thinpipe.swarm.peer.cards:run", swarm=True),
+    "join": Verb(JoinConfig, "thinpipe.swarm.peer.cards:run", swarm=True, check=f"{_BEFORE}:join"),
     "up": Verb(
         UpConfig,
         "thinpipe.swarm.local:up",
         starts_with_file=True,
         swarm=True,
-        check=f"{_MEMORY}:check_up",
+        check=f"{_BEFORE}:up",
         usual=_UP,
     ),
     "status": Verb(StatusConfig, "thinpipe.cli.hub_commands:status", swarm=True),

@@ -46,7 +46,8 @@ def examine(config: DoctorConfig) -> Iterator[Finding]:
 
 
 def _run_findings(path: Path, host: bool) -> Iterator[Finding]:
-    from thinpipe.doctor.run import port_finding, run_findings  # needs torch
+    from thinpipe.doctor.disk_and_port import port_finding
+    from thinpipe.doctor.run import run_findings  # needs torch
 
     try:
         settings = load_toml(settings_file(str(path)), HubConfig)

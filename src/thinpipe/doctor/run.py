@@ -1,18 +1,12 @@
 """Checks of a run on this machine: tokens and their hashes, disk space for checkpoints, memory, metric extras, the port
 of its hub."""
 
-import os
-import shutil
-import socket
-import sys
-import tempfile
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 from thinpipe.checkpoint import Checkpoint, CheckpointFolder, find_checkpoint, model_config_of
 from thinpipe.checkpoint.state import pipeline_config_of
-from thinpipe.config.hub import HubConfig
 from thinpipe.config.model import ModelConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import from_table
@@ -23,6 +17,7 @@ from thinpipe.core.units import format_bytes
 from thinpipe.data import Tokens, has_tokens, progress_bar
 from thinpipe.device.choice import choose_device
 from thinpipe.doctor.base import base_findings, base_problem, find_base
+from thinpipe.doctor.disk_and_port import disk_finding
 from thinpipe.doctor.finding import Finding, not_checked, ok, problem, warning
 from thinpipe.doctor.machine import missing_extras
 from thinpipe.models.hf.base_tensors import PeerBase
@@ -53,7 +48,7 @@ def _published_findings(config: RunConfig, keep_ends: Sequence[str]) -> list[Fin
     newest = CheckpointFolder(checkpoints_path(config.job.dump_folder)).newest_complete(layers=())[0]
     chats = dataset_info is not None and dataset_info.chats
     of_base = base_findings(config, base, newest, chats=chats, keep_ends=keep_ends)
-    return [data, *of_base, _disk(config, base.shapes), _memory(config, base.shapes)]
+    return [data, *of_base, disk_finding(config, base.shapes), _memory(config, base.shapes)]
 
 
 def _size_findings(config: RunConfig) -> list[Finding]:
@@ -64,8 +59,8 @@ def _size_findings(config: RunConfig) -> list[Finding]:
         return [data, problem("model", str(error), "Correct the run's settings.")]
     if model is None:
         why = "the size of the model depends on the vocabulary of the tokens"
-        return [data, _disk(config, None), not_checked("memory", why)]
-    return [data, _disk(config, model), _memory(config, model)]
+        return [data, disk_finding(config, None), not_checked("memory", why)]
+    return [data, disk_finding(config, model), _memory(config, model)]
 
 
 def _metrics(config: RunConfig) -> list[Finding]:
@@ -115,41 +110,6 @@ def _model(config: RunConfig, dataset_info: DatasetInfo | None) -> ModelConfig |
     if config.model.initial is not None:
         return model_config_of(find_checkpoint(config.model.initial, layers=()))
     return None if dataset_info is None else config.model.resolve(dataset_info.vocab_size)
-
-
-def _disk(config: RunConfig, model: PlannedModel | None) -> Finding:
-    folder = config.job.dump_folder
-    place = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
-    try:
-        with tempfile.TemporaryFile(dir=place) as file:
-            file.write(b"0" * 4096)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        return problem(
-            "disk", f"{place} cannot be written: {error.strerror}", "Set job.dump_folder to a writable folder."
-        )
-    free = shutil.disk_usage(place).free
-    if model is None:
-        return not_checked("disk", f"{format_bytes(free)} free in {place}; the size of a checkpoint is not known")
-    one = sum(cost.state_nbytes for cost in segment_costs(model, config)) + shared_nbytes(model, config)
-    wanted = max(one, checkpoints_nbytes(config, one) - _held(checkpoints_path(folder)))
-    text = f"{format_bytes(free)} free in {place}; checkpoints of {format_bytes(one)} need {format_bytes(wanted)} more"
-    if free < wanted:
-        return problem(
-            "disk", text, "Free disk space, set job.dump_folder to another disk, or lower checkpoint.keep_latest_k."
-        )
-    return ok("disk", text)
-
-
-def checkpoints_nbytes(config: RunConfig, one: int) -> int:
-    """Peak bytes of all checkpoints kept: a new one is complete before the oldest is deleted. `one`: bytes of one."""
-    n_kept = config.checkpoint.keep_latest_k
-    return one * (n_kept + 1 if n_kept else -(-config.training.steps // config.checkpoint.steps))
-
-
-def _held(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _memory(config: RunConfig, model: PlannedModel) -> Finding:
@@ -203,27 +163,3 @@ def _needs(newest: Checkpoint, config: RunConfig, folder: Path) -> tuple[list[Se
         tensors = PeerBase(base_folder(folder)).statement().tensors
         model = StoredModel.of_run(found, ((tensor.name, tuple(tensor.shape)) for tensor in tensors))
     return segment_needs(segment_costs(model, config), config), shared_nbytes(model, config)
-
-
-def port_finding(config: HubConfig) -> Finding:
-    """Whether a hub could listen on its port. Reachability must be tested from outside: `thinpipe doctor --hub`."""
-    hub_settings = config.hub
-    family = socket.AF_INET6 if ":" in hub_settings.host else socket.AF_INET
-    where = f"{hub_settings.host}:{hub_settings.port}" if hub_settings.port else f"{hub_settings.host}, any port"
-    try:
-        with socket.socket(family) as probe:
-            if sys.platform == "win32":  # where SO_REUSEADDR would let this socket share a port that is in use
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
-            else:  # a port whose last connections are closing is free
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((hub_settings.host, hub_settings.port))
-    except OSError as error:
-        return problem(
-            "port",
-            f"{where}: {error.strerror}",
-            "Stop the program that listens there, or choose another port with --hub.port.",
-        )
-    text = (
-        f"{where} is free; behind a router, forward the port, then run `thinpipe doctor --hub ADDRESS:PORT` elsewhere"
-    )
-    return ok("port", text)
