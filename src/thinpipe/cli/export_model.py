@@ -32,6 +32,8 @@ def run(config: ExportConfig) -> int:
         raise UserError(f"{config.output} is not empty: choose another folder, or pass --overwrite")
     checkpoint = find_checkpoint(config.run)
     described = pipeline_config_of(checkpoint)
+    for weights_file in config.output.glob("*.safetensors*"):  # only with --overwrite: files of another export
+        weights_file.unlink()
     if isinstance(described, HuggingFaceModelConfig):
         from thinpipe.cli.export_huggingface import export  # transformers takes seconds to import
 

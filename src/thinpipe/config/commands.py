@@ -84,7 +84,7 @@ class ExportConfig:
     """LoRA only: write the whole model with the adapters added to its weights, file by file, in place of the adapter
     alone."""
     overwrite: bool = False
-    """Write into a folder that is not empty: files of the same names are replaced, others stay."""
+    """Write into a folder that is not empty: its weights and files of the same names are replaced, others stay."""
 
 
 @dataclass(frozen=True, kw_only=True)
