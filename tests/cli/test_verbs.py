@@ -1,6 +1,7 @@
 """The verbs together, as a person would chain them, through real processes and small files."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,9 @@ def test_settings_are_printed_and_flags_beat_the_file(trained):
 
 
 def test_help_with_a_file_shows_its_values(trained):
-    assert "(default: 6)" in thinpipe("train", "run.toml", "--help", cwd=trained)  # training.steps
+    assert re.search(r"--training.steps .* \[6\]\n", thinpipe("train", "run.toml", "--help", cwd=trained))
+    assert "(default: 6)" in thinpipe("train", "run.toml", "--help-all", cwd=trained)
+    assert re.search(r"--training.steps .* \[1000\]\n", thinpipe("train", "--help", cwd=trained))
     assert "thinpipe train RUN.toml" in thinpipe("train", "--help", cwd=trained)
 
 

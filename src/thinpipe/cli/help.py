@@ -3,14 +3,16 @@
 
 import inspect
 import textwrap
+from typing import Any
 
 from thinpipe.cli.commands import Verb
 from thinpipe.config.describe import flags_of
 from thinpipe.config.presets import preset_names
 
 
-def short_help(name: str, verb: Verb) -> str:
-    flags = {flag.name: flag for flag in flags_of(verb.config)}
+def short_help(name: str, verb: Verb, settings: Any = None) -> str:
+    """`settings`: of the file that was named, whose values are shown in place of the defaults."""
+    flags = {flag.name: flag for flag in flags_of(verb.config, settings)}
     about = inspect.cleandoc(verb.config.__doc__ or "").split("\n\n")[0]
     lines = [
         *textwrap.wrap(f"{' '.join(about.split()).split(': thinpipe')[0].rstrip('.')}.", 80),

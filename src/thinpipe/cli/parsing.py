@@ -31,7 +31,8 @@ def parse(arguments: Sequence[str]) -> tuple[Verb, Any]:
         advice = f"did you mean {nearest[0]}? " if nearest else ""
         raise UserError(f"there is no command {name}: {advice}`thinpipe --help` names all")
     if verb.usual and any(argument in _HELP for argument in rest):
-        print(short_help(name, verb))
+        named = rest[:1] if not rest[0].startswith("-") else []
+        print(short_help(name, verb, *(load_toml(settings_file(file), verb.config) for file in named)))
         raise SystemExit(0)
     rest = ["--help" if argument == _HELP_ALL else argument for argument in rest]
     if not verb.starts_with_file or rest[:1] == ["--help"]:

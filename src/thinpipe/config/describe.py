@@ -60,12 +60,12 @@ def settings_of(config: type[Any], values: Any = None) -> list[Setting]:
     ]
 
 
-def flags_of(config: type[Any]) -> list[Setting]:
+def flags_of(config: type[Any], values: Any = None) -> list[Setting]:
     """All settings, those of sections included, under the names of their flags without hyphens in front:
-    training.max-norm."""
-    flags = [_as_flag(entry) for entry in settings_of(config)]
-    for path, section, values in sections(config):
-        flags += [_as_flag(entry, f"{path}.") for entry in settings_of(section, values)]
+    training.max-norm. `values`: settings whose values stand for the defaults."""
+    flags = [_as_flag(entry) for entry in settings_of(config, values)]
+    for path, section, own in sections(config, values):
+        flags += [_as_flag(entry, f"{path}.") for entry in settings_of(section, own)]
     return flags
 
 
