@@ -52,10 +52,11 @@ def test_verbs_named_in_passing_exist(page):
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_readme_shows_what_plan_prints(capsys, monkeypatch):
+def test_the_page_shows_what_plan_prints(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "118")
-    (shown,) = (block.text for block in blocks(ROOT / "README.md") if block.mark.startswith("plan output"))
-    (plan,) = (words for words in commands(ROOT / "README.md") if words[0] == "plan")
+    page = ROOT / "docs/howto/plan.md"
+    (shown,) = (block.text for block in blocks(page) if block.mark.startswith("plan output"))
+    plan = next(words for words in commands(page) if words[1] == "examples/friends-1b.toml")
     assert main(plan) == 0
     printed = {line.rstrip() for line in capsys.readouterr().out.splitlines()}
     assert not set(shown.splitlines()) - printed
