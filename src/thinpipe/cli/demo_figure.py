@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 
 from thinpipe.core.events import AnyEvent, Step
@@ -75,6 +76,16 @@ class Fall:
         )
 
 
+def _with_gaps(curve: Curve) -> tuple[list[float], list[float]]:
+    """Seconds and steps, with a gap wherever the run goes back."""
+    places, steps = curve.seconds[:1], [float(step) for step in curve.steps[:1]]
+    for place, before, step in zip(curve.seconds[1:], curve.steps, curve.steps[1:], strict=False):
+        if step <= before:
+            places, steps = [*places, place], [*steps, nan]
+        places, steps = [*places, place], [*steps, float(step)]
+    return places, steps
+
+
 def draw_demo(thick: Curve, thin: Curve, friends: Curve, fall: Fall, *, links: str, path: Path) -> None:
     plt = pyplot()
     with plt.rc_context({"font.size": 9, "axes.labelcolor": INK, "text.color": INK}):
@@ -90,7 +101,8 @@ def draw_demo(thick: Curve, thin: Curve, friends: Curve, fall: Fall, *, links: s
     left.set(xlabel="seconds", ylabel="loss, nats per token")
     left.set_title(f"four processes behind links of {links}", fontsize=9.5)
     legend(left, loc="upper right")
-    right.plot(friends.seconds, friends.steps, color=BLUE, linewidth=1.8)
+    right.plot(*_with_gaps(friends), color=BLUE, linewidth=1.8)
+    right.yaxis.get_major_locator().set_params(integer=True)
     right.set(xlabel="seconds", ylabel="step")
     right.set_title("four peers of a hub: one is killed and comes back", fontsize=9.5)
     killed = fall.killed_at - friends.began
@@ -106,8 +118,9 @@ def draw_demo(thick: Curve, thin: Curve, friends: Curve, fall: Fall, *, links: s
         right.annotate(
             f"goes on from\nstep {fall.from_step}",
             (end, fall.from_step),
-            xytext=(6, -4),
+            xytext=(-6, -4),
             textcoords="offset points",
+            ha="right",
             va="top",
         )
     save_png(figure, path)
