@@ -262,7 +262,7 @@ def test_the_verb_writes_a_folder_that_works_where_thinpipe_is_not(tmp_path, cap
     printed = capsys.readouterr().out
     assert f'AutoModelForCausalLM.from_pretrained("{tmp_path / "exported"}", trust_remote_code=True)' in printed
     assert "modeling_thinpipe.py" in printed
-    assert "compresses states at its boundaries, the exported model does not" in printed
+    assert "the export computes without the rounding of the run's boundaries" in printed
     card = (tmp_path / "exported/README.md").read_text()
     assert card.count('"THIS_FOLDER", trust_remote_code=True') == 2
     ids = some_ids()
