@@ -203,7 +203,9 @@ def test_programs_keep_the_ends_and_say_who_reads(run_config, programs, tmp_path
     sentence = "who can read the data: the hub's owner, and every machine that computes"
     assert sentence in hub.printed
     for program in joined:
-        compute, send, keep, see = program.printed.splitlines()[1:5]
+        lines = program.printed.splitlines()
+        title = next(index for index, line in enumerate(lines) if line.startswith("before it begins"))
+        compute, send, keep, see = lines[title + 1 : title + 5]
         for line, what in ((compute, "compute"), (send, "send"), (keep, "keep"), (see, "see")):
             assert line.split()[0] == f"{what}:", program.printed
         assert str(tmp_path / "peer") in keep, "the folder is named"
