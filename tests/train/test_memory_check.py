@@ -38,7 +38,7 @@ def test_the_refusal_takes_no_torch_and_a_second(run_config, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (done.returncode, "the run needs" in done.stderr) == (2, True)
-    assert float(done.stdout) < 2.0  # processor time, half of it for slower machines
+    assert float(done.stdout.splitlines()[-1]) < 2.0  # processor time, half of it for slower machines
 
 
 def test_the_check_can_be_switched_off(run_config, monkeypatch):
