@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,7 +22,7 @@ from thinpipe.config.run import JobConfig
 from thinpipe.config.toml import dump_toml, load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.run_folder import hub_start_path
-from thinpipe.swarm.peer.identity import Identity, save_identity
+from thinpipe.swarm.peer.identity import Identity, load_identity, save_identity
 from thinpipe.swarm.service.definition import Service, service_of
 from thinpipe.swarm.service.files import launchd_plist, systemd_unit, task_xml
 from thinpipe.swarm.service.managers import install, manager_of, remove, status
@@ -98,6 +99,14 @@ def test_every_system_has_a_file_and_commands_that_name_the_service(system, tmp_
         assert ODD.name in " ".join(command)
     assert manager.content
     assert manager.starts
+
+
+def test_a_name_that_a_hub_gave_its_run_adds_no_line_to_a_unit(joined):
+    named = replace(load_identity(joined), run="mine\nExecStartPre=/bin/evil\r[Service]\nUser=root")
+    save_identity(joined, named)
+    unit = systemd_unit(service_of(ServiceConfig(action="install", folder=joined)))
+    assert [line for line in unit.splitlines() if line.startswith(("ExecStartPre", "User"))] == []
+    assert unit.splitlines().count("[Service]") == 1
 
 
 def test_a_joined_machine_and_a_hub_have_a_service_and_nobody_else(joined, tmp_path):

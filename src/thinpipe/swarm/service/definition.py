@@ -11,6 +11,7 @@ from pathlib import Path
 from thinpipe.config.hub import HubConfig, JoinConfig, ServiceConfig
 from thinpipe.config.toml import load_toml
 from thinpipe.core.errors import UserError
+from thinpipe.core.foreign import sanitize
 from thinpipe.core.run_folder import hub_start_path
 from thinpipe.swarm.peer.identity import load_identity
 
@@ -54,7 +55,7 @@ def service_of(config: ServiceConfig) -> Service:
     )
     return Service(
         name=_name(f"join-{identity.run}-{identity.name}", folder),
-        title=f"thinpipe: {identity.name} in run {identity.run}",
+        title=sanitize(f"thinpipe: {identity.name} in run {identity.run}"),  # the hub's words, in a file of this system
         command=_python("join", *join.arguments(str(folder), config.device, 0)),
         folder=Path.cwd(),
         log=folder / "service.log",
@@ -74,7 +75,7 @@ def _of_hub(config: ServiceConfig, folder: Path) -> Service:
         )
     return Service(
         name=_name(f"hub-{folder.name}", folder),
-        title=f"thinpipe: hub of run {folder.name}",
+        title=sanitize(f"thinpipe: hub of run {folder.name}"),
         command=_python("hub", str(start)),
         folder=Path.cwd(),
         log=folder / "hub" / "service.log",
