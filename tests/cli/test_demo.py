@@ -10,7 +10,7 @@ import pytest
 
 from tests.programs import PATIENCE
 from tests.swarm.commits import wait_until
-from thinpipe.cli.demo_figure import Curve, Fall
+from thinpipe.cli.demo_figure import Curve, KilledPeer
 from thinpipe.core.events import Step, read_events
 from thinpipe.core.hub_events import GenerationStarted, PeerJoined, PeerLeft
 
@@ -68,7 +68,7 @@ def step(number, moment, **fields):
     return Step(step=number, time_s=moment, tokens=50 * number, **fields)
 
 
-def test_a_fall_is_told_from_the_log():
+def test_a_kill_is_told_from_the_log():
     log = [
         GenerationStarted(generation=1, step=0, peers=[], time_s=9.0),
         *(step(number, 10.0 + number) for number in range(1, 24)),
@@ -77,10 +77,10 @@ def test_a_fall_is_told_from_the_log():
         GenerationStarted(generation=2, step=20, peers=[], time_s=39.0),
         *(step(number, 20.0 + number) for number in range(21, 30)),
     ]
-    fall = Fall.of(log, killed_at=33.2)
-    assert (fall.name, fall.step, fall.from_step) == ("p2", 23, 20)
-    assert (fall.back_at, fall.working_again_at) == (37.0, 41.0)
-    assert Fall.of(log[:25], killed_at=33.2).working_again_at is None
+    killed_peer = KilledPeer.of(log, killed_at=33.2)
+    assert (killed_peer.name, killed_peer.step, killed_peer.from_step) == ("p2", 23, 20)
+    assert (killed_peer.back_at, killed_peer.working_again_at) == (37.0, 41.0)
+    assert KilledPeer.of(log[:25], killed_at=33.2).working_again_at is None
 
 
 def test_speed_counts_from_the_first_step():

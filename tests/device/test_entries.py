@@ -40,6 +40,7 @@ def test_every_public_name_was_asked_whether_it_computes_on_a_device():
 
 
 def test_every_command_with_a_device_is_run_on_it():
-    """`join` and `train` in several processes are in the tests of runs, `selftest` in `test_selftest.py`."""
+    """`join` and `train` in several processes are in the tests of runs, `selftest` in `test_selftest.py`; `service`
+    hands its device to `join`."""
     named = {verb for verb, command in VERBS.items() if "device" in {field.name for field in fields(command.config)}}
-    assert named == {"doctor", "eval", "generate", "join", "selftest"}
+    assert named == {"doctor", "eval", "generate", "join", "selftest", "service"}

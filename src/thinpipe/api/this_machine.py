@@ -16,7 +16,7 @@ def this_machine(settings: RunConfig, model: PlannedModel) -> Machines:
     """One machine for each process of `thinpipe train` with these settings: they share the processor, or the cards."""
     from thinpipe.config.model import ModelConfig
     from thinpipe.config.precision import recipe_of
-    from thinpipe.device.choice import choose_device, device_module
+    from thinpipe.device.choice import accelerator_count, choose_device
     from thinpipe.device.memory import device_name
     from thinpipe.device.precision import has_bf16_units
     from thinpipe.training.matmul_speed import measure_flops
@@ -31,7 +31,7 @@ def this_machine(settings: RunConfig, model: PlannedModel) -> Machines:
     how = "by `thinpipe selftest`" if sustained else "in matrix products, measured now: whole steps are slower"
     assumptions = [f"{name}: {format_flops(flops)} {how}"]
     processes = settings.parallelism.pipeline_parallel_degree
-    cards = 1 if device.type in ("cpu", "mps") else min(processes, device_module(device).device_count())
+    cards = 1 if device.type == "cpu" else min(processes, accelerator_count())
     if cards > 1:
         assumptions.append(f"all cards are taken to be as {device} ({name})")
     machines = []

@@ -52,7 +52,7 @@ _BEFORE = "thinpipe.doctor.before_start"
 _MODEL = {
     "model.preset": "new model of this size",
     "model.hf": "Hugging Face model to tune instead",
-    "model.boundaries": "blocks at which the model is cut",
+    "model.boundaries": "blocks to cut the model at",
 }
 _BATCH = {
     "training.steps": "optimiser steps in all",

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 
-from thinpipe.cli.demo_figure import Curve, Fall, draw_demo
+from thinpipe.cli.demo_figure import Curve, KilledPeer, draw_demo
 from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.config.commands import DemoConfig
 from thinpipe.config.data import TokenizeConfig
@@ -71,10 +71,10 @@ def run(config: DemoConfig) -> None:
     console.print(f"2 of 3: the same links, {_WIDTH} numbers a token instead of 256")
     thin = _train(_on_links(config, tokens, width=_WIDTH), config, console)
     console.print(f"3 of 3: {_PEERS} peers of a hub; one is killed in the middle")
-    friends, fall = _train_with_a_fall(_with_hub(config, tokens), config, console)
+    friends, killed = _train_with_a_kill(_with_hub(config, tokens), config, console)
     picture = config.folder / "demo.png"
-    draw_demo(thick, thin, friends, fall, links=f"{config.rate}, {config.latency}", path=picture)
-    for line in [*_thick_against_thin(thick, thin), _fall_in_words(fall), f"picture: {picture}"]:
+    draw_demo(thick, thin, friends, killed, links=f"{config.rate}, {config.latency}", path=picture)
+    for line in [*_thick_against_thin(thick, thin), _kill_in_words(killed), f"picture: {picture}"]:
         console.print(line)
 
 
@@ -123,7 +123,7 @@ def _train(run: RunConfig, config: DemoConfig, console: Console) -> Curve:
         return Curve.of(_steps(program, config.seconds, console))
 
 
-def _train_with_a_fall(run: RunConfig, config: DemoConfig, console: Console) -> tuple[Curve, Fall]:
+def _train_with_a_kill(run: RunConfig, config: DemoConfig, console: Console) -> tuple[Curve, KilledPeer]:
     """A peer is killed, and joins again with the key in its folder."""
     with contextlib.ExitStack() as stack:
         program = stack.enter_context(_program(run, "up", "--peers", str(_PEERS)))
@@ -142,7 +142,7 @@ def _train_with_a_fall(run: RunConfig, config: DemoConfig, console: Console) -> 
 
         moment = _KILL_SHARE * config.seconds
         events = _events(program, config.seconds, console, [(moment, kill), (moment + _GONE_SECONDS, start_again)])
-    return Curve.of([event for event in events if isinstance(event, Step)]), Fall.of(events, killed_at)
+    return Curve.of([event for event in events if isinstance(event, Step)]), KilledPeer.of(events, killed_at)
 
 
 @dataclass(frozen=True)
@@ -244,11 +244,11 @@ def _thick_against_thin(thick: Curve, thin: Curve) -> list[str]:
     ]
 
 
-def _fall_in_words(fall: Fall) -> str:
-    if fall.working_again_at is None:
-        return f"{fall.name or 'the peer'} was killed, and the time was over before the run went on"
-    pause = fall.working_again_at - fall.killed_at
+def _kill_in_words(killed: KilledPeer) -> str:
+    if killed.working_again_at is None:
+        return f"{killed.name or 'the peer'} was killed, and the time was over before the run went on"
+    pause = killed.working_again_at - killed.killed_at
     return (
-        f"{fall.name} was killed at step {fall.step}; {pause:.0f} s later the run went on from its last commit, step "
-        f"{fall.from_step}, with the numbers that it would have had anyway"
+        f"{killed.name} was killed at step {killed.step}; {pause:.0f} s later the run went on from its last commit, "
+        f"step {killed.from_step}, with the numbers that it would have had anyway"
     )

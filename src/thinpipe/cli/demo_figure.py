@@ -44,7 +44,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Fall:
+class KilledPeer:
     """A peer that was killed."""
 
     name: str
@@ -59,7 +59,7 @@ class Fall:
     """Commit from which the run went on."""
 
     @classmethod
-    def of(cls, events: Sequence[AnyEvent], killed_at: float) -> "Fall":
+    def of(cls, events: Sequence[AnyEvent], killed_at: float) -> "KilledPeer":
         later = [event for event in events if event.time_s > killed_at]
         left = next((event for event in later if isinstance(event, PeerLeft)), None)
         since = left.time_s if left is not None else killed_at
@@ -86,7 +86,7 @@ def _with_gaps(curve: Curve) -> tuple[list[float], list[float]]:
     return places, steps
 
 
-def draw_demo(thick: Curve, thin: Curve, friends: Curve, fall: Fall, *, links: str, path: Path) -> None:
+def draw_demo(thick: Curve, thin: Curve, friends: Curve, killed: KilledPeer, *, links: str, path: Path) -> None:
     plt = pyplot()
     with plt.rc_context({"font.size": 9, "axes.labelcolor": INK, "text.color": INK}):
         from matplotlib.figure import Figure
@@ -105,19 +105,19 @@ def draw_demo(thick: Curve, thin: Curve, friends: Curve, fall: Fall, *, links: s
     right.yaxis.get_major_locator().set_params(integer=True)
     right.set(xlabel="seconds", ylabel="step")
     right.set_title("four peers of a hub: one is killed and comes back", fontsize=9.5)
-    killed = fall.killed_at - friends.began
-    end = friends.seconds[-1] if fall.working_again_at is None else fall.working_again_at - friends.began
-    right.axvspan(killed, end, color=GREY, alpha=0.2, linewidth=0)
-    marks = [(killed, f"{fall.name} killed")]
-    if fall.back_at is not None:
-        marks.append((fall.back_at - friends.began, "back"))
+    killed_s = killed.killed_at - friends.began
+    end = friends.seconds[-1] if killed.working_again_at is None else killed.working_again_at - friends.began
+    right.axvspan(killed_s, end, color=GREY, alpha=0.2, linewidth=0)
+    marks = [(killed_s, f"{killed.name} killed")]
+    if killed.back_at is not None:
+        marks.append((killed.back_at - friends.began, "back"))
     for place, words in marks:
         right.axvline(place, color=ORANGE, linewidth=1.0)
         right.annotate(words, (place, 0.02), xycoords=("data", "axes fraction"), rotation=90, ha="right", va="bottom")
-    if fall.working_again_at is not None:
+    if killed.working_again_at is not None:
         right.annotate(
-            f"goes on from\nstep {fall.from_step}",
-            (end, fall.from_step),
+            f"goes on from\nstep {killed.from_step}",
+            (end, killed.from_step),
             xytext=(-6, -4),
             textcoords="offset points",
             ha="right",

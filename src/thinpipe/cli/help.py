@@ -28,5 +28,6 @@ def short_help(name: str, verb: Verb, settings: Any = None) -> str:
     for flag, words in verb.usual.items():
         default = flags[flag].default.replace("`", "")
         end = "" if default in ("none", "empty", "false") else f" [{default}]"
-        lines.append(f"  --{flag:<{column}}{words}{end}")
+        line = f"  --{flag:<{column}}{words}{end}"
+        lines.append(line if len(line) <= 80 else f"{line[:76]}...]")
     return "\n".join([*lines, "", f"All {len(flags)} settings: thinpipe {name} --help-all"])

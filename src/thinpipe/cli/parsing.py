@@ -47,7 +47,7 @@ def parse(arguments: Sequence[str]) -> tuple[Verb, Any]:
     load = partial(load_toml_below_flags, flags=map(_settings_key, flags)) if flags else load_toml
     settings, given = load(file, verb.config), _with_separate_numbers(rest[1:])
     if isinstance(settings, RunConfig):
-        reduce_warmup(settings, given, flags=[_settings_key(flag) for flag in flags])
+        given += _shorter_warmup(settings, given, flags=[_settings_key(flag) for flag in flags])
     return verb, tyro.cli(verb.config, default=settings, prog=f"thinpipe {name} {rest[0]}", args=given)
 
 
@@ -56,24 +56,24 @@ def _with_separate_numbers(arguments: Sequence[str]) -> list[str]:
     return [part for each in arguments for part in (each.split(",") if _NUMBERS.fullmatch(each) else [each])]
 
 
-def reduce_warmup(settings: RunConfig, arguments: Sequence[str], *, flags: Sequence[str]) -> None:
-    """Makes the warm-up a tenth of the steps where flags make the run of a file no longer than its warm-up, and says
-    so. A warm-up that is a flag itself is left as it is, and refused if it does not fit. `settings`: of the file;
-    changed."""
+def _shorter_warmup(settings: RunConfig, arguments: Sequence[str], *, flags: Sequence[str]) -> list[str]:
+    """Arguments that make the warm-up a tenth of the steps where flags make the run of a file no longer than its
+    warm-up, which is said. A warm-up that is a flag itself is left as it is, and refused if it does not fit.
+    `settings`: of the file."""
     if "training.steps" not in flags or "lr_scheduler.warmup_steps" in flags:
-        return
+        return []
     words = [word for argument in arguments for word in argument.split("=", 1)]
     number = next((after for word, after in pairwise(words) if word == "--training.steps"), "")
     warmup = settings.lr_scheduler.warmup_steps
     if not number.isdecimal() or not 0 < int(number) <= warmup:
-        return
+        return []
     fewer = int(number) // 10
-    object.__setattr__(settings.lr_scheduler, "warmup_steps", fewer)
     print(
         f"thinpipe: {number} steps are not more than the warm-up of {warmup}: lr_scheduler.warmup_steps is {fewer} in "
         "this run",
         file=sys.stderr,
     )
+    return ["--lr-scheduler.warmup-steps", str(fewer)]
 
 
 def _settings_key(flag: str) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from thinpipe.config.toml import literal_values, section_type
+
 _WORDS = {
     "int": "integer",
     "float": "number",
@@ -36,7 +38,7 @@ class Setting:
 def sections(config: type[Any], values: Any = None, prefix: str = "") -> Iterator[tuple[str, type[Any], Any]]:
     """The dataclasses among the fields, with paths and defaults: ("model.subspace", SubspaceConfig, its default)."""
     for field, hint in _hinted(config):
-        section = _section(hint)
+        section = section_type(hint)
         if section is not None:
             default = _default(field, values)
             yield f"{prefix}{field.name}", section, default
@@ -53,10 +55,10 @@ def settings_of(config: type[Any], values: Any = None) -> list[Setting]:
             default=_value_in_words(_default(field, values)),
             help=helps.get(field.name, ""),
             positional=_positional(field.name, hint),
-            choices=_choices(hint),
+            choices=tuple(map(str, literal_values(hint))),
         )
         for field, hint in _hinted(config)
-        if _section(hint) is None
+        if section_type(hint) is None
     ]
 
 
@@ -76,14 +78,6 @@ def _as_flag(entry: Setting, prefix: str = "") -> Setting:
 def _hinted(config: type[Any]) -> list[tuple[dataclasses.Field[Any], Any]]:
     hints = typing.get_type_hints(config, include_extras=True)
     return [(field, hints[field.name]) for field in dataclasses.fields(config)]
-
-
-def _section(hint: Any) -> type[Any] | None:
-    """The class of a section, also of one that may be left out."""
-    if typing.get_origin(hint) is typing.Annotated:
-        hint = typing.get_args(hint)[0]
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return next((each for each in options if isinstance(each, type) and dataclasses.is_dataclass(each)), None)
 
 
 def _helps(config: type[Any]) -> dict[str, str]:
@@ -113,15 +107,6 @@ def _type_in_words(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         return f"list of {_type_in_words(options[0])}"
     return _WORDS.get(hint.__name__, str(hint.__name__))
-
-
-def _choices(hint: Any) -> tuple[str, ...]:
-    if typing.get_origin(hint) is typing.Annotated:
-        return _choices(typing.get_args(hint)[0])
-    is_several = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    members = typing.get_args(hint) if is_several else (hint,)
-    values = (value for each in members if typing.get_origin(each) is Literal for value in typing.get_args(each))
-    return tuple(map(str, values))
 
 
 def _default(field: dataclasses.Field[Any], values: Any) -> Any:

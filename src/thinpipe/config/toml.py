@@ -70,7 +70,7 @@ def _unchecked(table: dict[str, Any], config_type: type[Config], prefix: str = "
     hints = typing.get_type_hints(config_type)
     config = object.__new__(config_type)
     for field in dataclasses.fields(config_type):  # type: ignore[arg-type]
-        section, place = _section_type(hints[field.name]), f"{prefix}.{field.name}"
+        section, place = section_type(hints[field.name]), f"{prefix}.{field.name}"
         if field.name not in table:
             make = field.default_factory
             value = field.default if make is dataclasses.MISSING else make()
@@ -127,7 +127,7 @@ def refuse_unknown_keys(table: dict[str, Any], config_type: Any, *, where: str, 
             nearest = difflib.get_close_matches(key, sections, n=1, cutoff=0.5)
             advice = f"did you mean {prefix}{nearest[0]}?" if nearest else f"there are: {', '.join(sections)}"
             raise UserError(f"{where}: unknown key {prefix}{key}: {advice}")
-        section = _section_type(hints[key])
+        section = section_type(hints[key])
         if section is not None and isinstance(value, dict):
             refuse_unknown_keys(value, section, where=where, prefix=f"{prefix}{key}.")
         elif section is not None and isinstance(value, list):
@@ -136,8 +136,10 @@ def refuse_unknown_keys(table: dict[str, Any], config_type: Any, *, where: str, 
                     refuse_unknown_keys(item, section, where=where, prefix=f"{prefix}{key}[{index}].")
 
 
-def _section_type(hint: Any) -> Any:
-    """The dataclass behind `Section`, `Section | None` or `tuple[Section, ...]`."""
+def section_type(hint: Any) -> Any:
+    """The dataclass behind `Section`, `Section | None` or `tuple[Section, ...]`, also where the type is annotated."""
+    if typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
     is_several = isinstance(hint, types.UnionType) or typing.get_origin(hint) is tuple
     options = typing.get_args(hint) if is_several else (hint,)
     return next((option for option in options if dataclasses.is_dataclass(option)), None)
@@ -163,7 +165,15 @@ def _choices(config_type: Any, place: str) -> tuple[str, ...]:
     """Values of the setting at a dotted key, if it has a `Literal` type; else none."""
     hint: Any = config_type
     for name in place.split("."):
-        hint = typing.get_type_hints(_section_type(hint)).get(name) if _section_type(hint) else None
+        section = section_type(hint)
+        hint = typing.get_type_hints(section).get(name) if section else None
+    return literal_values(hint)
+
+
+def literal_values(hint: Any) -> tuple[Any, ...]:
+    """The values of `Literal[...]`, also beside other types; none for another type."""
+    if typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
     is_several = typing.get_origin(hint) in (types.UnionType, typing.Union)
     members = typing.get_args(hint) if is_several else (hint,)
     return tuple(

@@ -41,10 +41,11 @@ _LITTLE_NBYTES = 2_000_000_000
 def train(config: RunConfig) -> None:
     """Nothing for a process that another one launched."""
     if "RANK" not in os.environ:
+        model = _model(config)
         show(
             [
-                _memory(config, processes=config.parallelism.pipeline_parallel_degree),
-                disk_finding(config, _model(config)),
+                _memory(config, model),
+                disk_finding(config, model),
                 _tokens(config),
                 _versions("no port is needed"),
                 _speed(config.job.dump_folder, "`thinpipe plan FILE --machines here` measures and plans"),
@@ -56,10 +57,11 @@ def hub(config: HubConfig) -> None:
     """Raises UserError for a model of which the hub cannot make the first weights."""
     check_hub(config)
     run, port = config.as_run(), port_finding(config)
+    model = _model(run)
     show(
         [
-            _largest_segment(run),
-            disk_finding(run, _model(run)),
+            _largest_segment(run, model),
+            disk_finding(run, model),
             _tokens(run),
             _versions(port.text.partition(";")[0], port),
             _speed(run.job.dump_folder, "planned when the machines have joined and were measured"),
@@ -71,10 +73,11 @@ def up(config: UpConfig) -> None:
     """Raises UserError if a hub and its peers do not fit on this machine together."""
     check_up(config)
     run = config.as_hub().as_run()
+    model = _model(run)
     show(
         [
-            _largest_segment(run),
-            disk_finding(run, _model(run)),
+            _largest_segment(run, model),
+            disk_finding(run, model),
             _tokens(run),
             _versions("any free port of this machine alone"),
             _speed(run.job.dump_folder, "planned when the peers have joined and were measured"),
@@ -106,7 +109,8 @@ def show(findings: Iterable[Finding]) -> None:
 
 
 def _model(config: RunConfig) -> PlannedModel | None:
-    """None if its size is not known here, which the run itself explains."""
+    """None if its size is not known here, which the run itself explains. Of a model on the Hugging Face hub headers are
+    read there."""
     with suppress(UserError):
         return resolve_model(config, None)[0] if config.model.hf is None else stored_model_of(config)
     return None
@@ -120,12 +124,12 @@ def _guarded(what: str, find: Callable[[], Finding]) -> Finding:
         return not_checked(what, str(error))
 
 
-def _memory(config: RunConfig, *, processes: int) -> Finding:
-    model = _model(config)
+def _memory(config: RunConfig, model: PlannedModel | None) -> Finding:
     if model is None:
         return not_checked("memory", "the size of the model is not known yet")
     if not is_surely_cpu(config.training.device):
         return not_checked("memory", "of the graphics card: compared when it is opened, before weights are made")
+    processes = config.parallelism.pipeline_parallel_degree
     fit = LocalFit(model=model, budget=host_budget(), ranks=tuple(range(processes)), starting=processes)
 
     def find() -> Finding:
@@ -136,8 +140,7 @@ def _memory(config: RunConfig, *, processes: int) -> Finding:
     return _guarded("memory", find)
 
 
-def _largest_segment(config: RunConfig) -> Finding:
-    model = _model(config)
+def _largest_segment(config: RunConfig, model: PlannedModel | None) -> Finding:
     if model is None:
         return not_checked("memory", "the size of the model is not known yet")
 

@@ -242,13 +242,13 @@ class Trainer:
             self._tell(BasisChanged(step=step, **vars(update)))
         due = config.validation.freq and (step % config.validation.freq == 0 or step == config.training.steps)
         if due and self.batch_loader.dataset_info.validation_batches:
+            self._display.working(f"step {step}: measuring the validation loss")
             self._tell(self._validate())
         if step % config.checkpoint.steps == 0 and step < config.training.steps:
             self._save()
 
     def _validate(self) -> Validated:
         started = time.monotonic()
-        self._display.working(f"step {self.finished_steps}: measuring the validation loss")
         loss, tokens = self.engine.evaluate(self.batch_loader.validation_batches())
         finite, per_nat = math.isfinite(loss), self.batch_loader.dataset_info.bits_per_byte_per_nat
         return Validated(
