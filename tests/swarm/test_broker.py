@@ -13,8 +13,10 @@ import psutil
 import pytest
 
 from tests.swarm.brokers import dialled, running_broker
+from thinpipe.config.hub import HubConfig, HubSettings
 from thinpipe.core import folder_lock as lock
 from thinpipe.core.errors import UserError
+from thinpipe.doctor.disk_and_port import port_finding
 from thinpipe.swarm.broker import broker as broker_module
 from thinpipe.swarm.broker import server
 from thinpipe.swarm.broker.authority import Authority, AuthoritySeeds
@@ -199,6 +201,18 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
             pass
     with Broker(tmp_path, port=port) as broker:  # nothing is left of the failure
         assert broker.port == port
+
+
+def test_an_address_of_another_machine_is_one_line(tmp_path):
+    for port in (0, 4333):
+        with (
+            pytest.raises(UserError, match=r"^this machine has no address 192\.0\.2\.1 .* leave out --hub.host"),
+            Broker(tmp_path / "new", host="192.0.2.1", port=port),
+        ):
+            pass
+        finding = port_finding(HubConfig(hub=HubSettings(host="192.0.2.1", port=port)))
+        assert finding.fix == "This machine has no such address: leave out --hub.host."
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_port_that_was_taken_meanwhile_is_given_up(tmp_path, monkeypatch, caplog):

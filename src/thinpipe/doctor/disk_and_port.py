@@ -1,5 +1,6 @@
 """Checks of the disk for checkpoints and of a hub's port. Imports no torch, so that they can be made before a start."""
 
+import errno
 import os
 import shutil
 import socket
@@ -67,7 +68,9 @@ def port_finding(config: HubConfig) -> Finding:
         return problem(
             "port",
             f"{where}: {error.strerror}",
-            "Stop the program that listens there, or choose another port with --hub.port.",
+            "Stop the program that listens there, or choose another port with --hub.port."
+            if error.errno == errno.EADDRINUSE
+            else "This machine has no such address: leave out --hub.host.",
         )
     text = (
         f"{where} is free; behind a router, forward the port, then run `thinpipe doctor --hub ADDRESS:PORT` elsewhere"

@@ -24,7 +24,7 @@ from thinpipe.swarm.broker.authority import Authority, AuthoritySeeds
 from thinpipe.swarm.broker.certificate import Certificate, load_or_create_certificate
 from thinpipe.swarm.broker.config import BrokerConfig, Limits, render
 from thinpipe.swarm.broker.register import IssuedInvite, Member, Register
-from thinpipe.swarm.broker.server import Server, find_server, free_port, push_account
+from thinpipe.swarm.broker.server import Server, find_server, free_port, push_account, refuse_absent_address
 from thinpipe.swarm.protocol.invite import GRACE_SECONDS, Invite
 from thinpipe.swarm.protocol.jwt import is_jwt_signed_by, signature_of
 from thinpipe.swarm.protocol.keys import KeyPair
@@ -98,6 +98,7 @@ class Broker:
     """Issues JWTs."""
 
     def __enter__(self) -> Self:
+        refuse_absent_address(self._host)
         executable = find_server(self._executable)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:

@@ -104,6 +104,17 @@ def find_server(given: Path | None = None) -> Path:
     return Path(found)
 
 
+def refuse_absent_address(host: str) -> None:
+    """Raises UserError if programs on this machine cannot listen at this address."""
+    try:
+        free_port(host)
+    except OSError as error:
+        raise UserError(
+            f"this machine has no address {host} ({error.strerror}): leave out --hub.host, and the hub listens at "
+            "every address of this machine"
+        ) from None
+
+
 def free_port(host: str) -> int:
     """A port that is free now. Another process may still take it before the server does."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
