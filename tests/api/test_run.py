@@ -241,6 +241,14 @@ def test_overrides_change_keys_and_leave_the_others(run_config, tmp_path):
     assert run_settings("preset:default", {}) == run_settings("preset:default", {"training": {}})
 
 
+def test_fewer_steps_shorten_a_warmup_that_was_not_given(run_config):
+    config = replace(run_config, lr_scheduler=replace(run_config.lr_scheduler, warmup_steps=8))
+    with pytest.warns(UserWarning, match=r"5 steps .* the warm-up of 8: lr_scheduler.warmup_steps is 0 in this run"):
+        assert run_settings(config, {"training": {"steps": 5}}).lr_scheduler.warmup_steps == 0
+    with pytest.raises(thinpipe.UserError, match="warmup_steps 7 must be below"):
+        run_settings(config, {"training": {"steps": 5}, "lr_scheduler": {"warmup_steps": 7}})
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -1,5 +1,6 @@
 """Settings of a run as the API takes them: a file, a preset or a RunConfig, with sections overridden. No torch."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,17 @@ from thinpipe.core.errors import UserError
 
 def run_settings(config: RunConfig | Path | str, overrides: Mapping[str, Any]) -> RunConfig:
     """`config`: settings, the path of a run file, or "preset:NAME". `overrides`, by section: a dictionary of the keys
-    to change (`{"steps": 100}`), or a settings object that replaces the section. Raises UserError."""
+    to change (`{"steps": 100}`), or a settings object that replaces the section. Warns of fewer steps than the warm-up
+    has, and shortens it. Raises UserError."""
     settings = config if isinstance(config, RunConfig) else load_toml(settings_file(str(config)), RunConfig)
     refuse_unknown_keys({section: {} for section in overrides}, RunConfig, where="overrides")
     sections = {section: _changed(section, getattr(settings, section), overrides[section]) for section in overrides}
+    if "training" in sections and "lr_scheduler" not in sections:
+        shorter = settings.lr_scheduler.warmup_within(sections["training"].steps)
+        if shorter is not None:
+            fewer, sentence = shorter
+            warnings.warn(sentence, stacklevel=3)
+            sections["lr_scheduler"] = replace(settings.lr_scheduler, warmup_steps=fewer)
     return replace(settings, **sections)
 
 

@@ -64,15 +64,11 @@ def _shorter_warmup(settings: RunConfig, arguments: Sequence[str], *, flags: Seq
         return []
     words = [word for argument in arguments for word in argument.split("=", 1)]
     number = next((after for word, after in pairwise(words) if word == "--training.steps"), "")
-    warmup = settings.lr_scheduler.warmup_steps
-    if not number.isdecimal() or not 0 < int(number) <= warmup:
+    shorter = settings.lr_scheduler.warmup_within(int(number)) if number.isdecimal() else None
+    if shorter is None:
         return []
-    fewer = int(number) // 10
-    print(
-        f"thinpipe: {number} steps are not more than the warm-up of {warmup}: lr_scheduler.warmup_steps is {fewer} in "
-        "this run",
-        file=sys.stderr,
-    )
+    fewer, sentence = shorter
+    print(f"thinpipe: {sentence}", file=sys.stderr)
     return ["--lr-scheduler.warmup-steps", str(fewer)]
 
 

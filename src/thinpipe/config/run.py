@@ -157,6 +157,17 @@ class LRSchedulerConfig:
         if self.decay_ratio is not None and not 0 < self.decay_ratio <= 1:
             raise UserError(f"lr_scheduler.decay_ratio must lie between 0 and 1, not {self.decay_ratio}")
 
+    def warmup_within(self, steps: int) -> tuple[int, str] | None:
+        """A warm-up for a run that was made so short that this one does not fit, with a sentence that says so; None if
+        it fits."""
+        if not 0 < steps <= self.warmup_steps:
+            return None
+        fewer = steps // 10
+        return fewer, (
+            f"{steps} steps are not more than the warm-up of {self.warmup_steps}: lr_scheduler.warmup_steps is {fewer} "
+            "in this run"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class BasisConfig:
