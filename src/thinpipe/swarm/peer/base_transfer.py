@@ -20,6 +20,7 @@ from thinpipe.models.hf.base_files import open_source
 from thinpipe.models.hf.base_statement import BaseStatement, StatedTensor
 from thinpipe.models.hf.base_tensors import PeerBase
 from thinpipe.models.hf.model_hub import HubModel
+from thinpipe.swarm.peer.download_report import DownloadReport
 from thinpipe.swarm.peer.file_transfer import OnProgress, fetch, stat
 from thinpipe.swarm.peer.hub_settings import model_on_a_hub
 from thinpipe.swarm.peer.request_pipeline import FileTransferError, RateLimiter
@@ -78,9 +79,8 @@ class BaseTransfer:
         progress: OnProgress | None = None,
     ) -> None:
         """Downloads these tensors from the run's hub. Raises FileTransferError, ConnectionError or TimeoutError."""
-        if tensors:
-            size = format_bytes(sum(tensor.nbytes for tensor in tensors))
-            self._print(f"downloading {len(tensors)} tensors of the base from the hub, {size}")
+        what = f"{len(tensors)} tensors of the base from the hub"
+        report = DownloadReport(what, sum(tensor.nbytes for tensor in tensors), self._print)
         for tensor in tensors:
             fetch(
                 connection,
@@ -90,7 +90,7 @@ class BaseTransfer:
                 sha256=tensor.sha256,
                 rate_limiter=rate_limiter,
                 chunk_nbytes=chunk_nbytes,
-                progress=progress,
+                progress=report.file(tensor.nbytes, then=progress),
             )
 
     @property

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,7 +26,8 @@ from thinpipe.core.hub_events import GenerationStarted, PeerAssignment
 from thinpipe.core.run_folder import checkpoints_path, step_folder
 from thinpipe.core.token_flags import ID_MASK
 from thinpipe.data import Cursor
-from thinpipe.swarm.peer.file_transfer import fetch, push, stat
+from thinpipe.swarm.peer.download_report import DownloadReport
+from thinpipe.swarm.peer.file_transfer import OnProgress, fetch, push, stat
 from thinpipe.swarm.peer.hub_collectives import HubCollectives
 from thinpipe.swarm.peer.request_pipeline import FileTransferError, RateLimiter
 from thinpipe.swarm.protocol.keys import KeyPair
@@ -114,11 +114,6 @@ class RemoteTokens:
             raise ConnectionError(f"the hub sent id {largest} of a vocabulary of {self.dataset_info.vocab_size}")
 
 
-def _print_once_started(print_line: PrintLine, words: str, _have: int, _nbytes: int) -> None:
-    """Progress callback: prints only for files that are actually downloaded, not for those already complete on disk."""
-    print_line(words)
-
-
 class RemoteRun(RunEnvironment):
     """Run environment for one generation; see `RunEnvironment`. `close` waits until the uploads of saved checkpoints
     are done."""
@@ -183,9 +178,10 @@ class RemoteRun(RunEnvironment):
         files = [layer_file(layer) for layer in dict.fromkeys((*layers, *optional_layers))]
         self._own_files = files
         wanted = {name: self._manifest.files[name] for name in files if name in self._manifest.files}
-        for number, (name, entry) in enumerate(wanted.items(), 1):
-            words = f"downloading {name} ({entry.nbytes / 1e6:.1f} MB), file {number} of {len(wanted)}"
-            self._fetch(f"{step}/{name}", target / name, entry.nbytes, entry.sha256, words)
+        of_step = f"the files of step {self._manifest.step} for this machine's segments"
+        report = DownloadReport(of_step, sum(entry.nbytes for entry in wanted.values()), self._print)
+        for name, entry in wanted.items():
+            self._fetch(f"{step}/{name}", target / name, entry.nbytes, entry.sha256, report.file(entry.nbytes))
         self._check_makers(wanted)
         for name in self._assignment.tokenizer:
             found = stat(self._connection, name)
@@ -214,11 +210,10 @@ class RemoteRun(RunEnvironment):
                 "signature is wrong: ask the hub's owner whether files were changed by hand"
             )
 
-    def _fetch(self, name: str, target: Path, nbytes: int, sha256: str, words: str = "") -> None:
+    def _fetch(self, name: str, target: Path, nbytes: int, sha256: str, progress: OnProgress | None = None) -> None:
         """Downloads a file. A bad file at the hub ends the generation (ConnectionError), not this process: the hub
         looks for another copy. Errors of the local disk are raised as FileTransferError."""
         try:
-            progress = partial(_print_once_started, self._print, words) if words else None
             fetch(self._connection, name, target, nbytes=nbytes, sha256=sha256, progress=progress)
         except FileTransferError as error:
             if isinstance(error.__cause__, OSError):  # the local disk
