@@ -1,11 +1,14 @@
 """Sizes of a model on a model hub are known from the headers of its files, before any weights are downloaded."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
-from tests.huggingface.model_hub import model_hub
+from tests.huggingface.model_hub import COMMIT, model_hub
 from tests.huggingface.models import save_model, small_config
 from tests.huggingface.run_files import run_of
 from thinpipe.config.toml import dump_toml
@@ -55,3 +58,18 @@ def test_a_plan_by_headers_is_that_of_the_files(tune_tokens, tmp_path, programs)
             plans.append(json.loads(program.printed.splitlines()[-1]))
     assert plans[0] == plans[1]
     assert not {path.name for path in (tmp_path / "base").glob("*.safetensors")} & asked_for(asked, "GET")
+
+
+def test_a_model_of_one_file_in_the_cache_needs_no_network(tmp_path):
+    cached = tmp_path / "hub" / "models--someone--small"
+    for path, text in ((cached / "refs" / "main", COMMIT), (cached / "snapshots" / COMMIT / "model.safetensors", "")):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    code = f"""if True:
+        from thinpipe.models.hf.model_hub import HubModel
+        hub = HubModel("{NAME}", None)
+        print(hub.files_of(["lm_head.weight"]), hub.weight_files())
+    """
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "['model.safetensors'] ['model.safetensors']", done.stderr

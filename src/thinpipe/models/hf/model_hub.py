@@ -68,13 +68,17 @@ class HubModel:
 
     def files_of(self, tensors: Collection[str]) -> list[str]:
         """Names of the files with these tensors; at most the index is downloaded. Raises UserError."""
-        nbytes = self.size(INDEX)
+        nbytes = None if self._is_one_file_here() else self.size(INDEX)
         if nbytes is None:
             return [SINGLE_FILE]
         if nbytes > _MAX_INDEX_NBYTES or (index := self.fetch(INDEX)) is None:
             raise UserError(f"{self} has no {INDEX} that can be read")
         weight_map = read_json_object(index).get("weight_map", {})
         return self._safetensors_files({str(weight_map.get(name)) for name in tensors})
+
+    def _is_one_file_here(self) -> bool:
+        """Whether all weights are in the cache, in one file. Asks no network."""
+        return self.has(SINGLE_FILE) and not self.has(INDEX)
 
     def _safetensors_files(self, named: Collection[str]) -> list[str]:
         """Files that the index names, in order. Raises UserError for one that is no safetensors file of the model."""
@@ -85,7 +89,7 @@ class HubModel:
 
     def weight_files(self) -> list[str]:
         """Names of all files with weights; at most the index is downloaded. Raises UserError."""
-        index = self.fetch(INDEX)
+        index = None if self._is_one_file_here() else self.fetch(INDEX)
         named = [SINGLE_FILE] if index is None else read_json_object(index).get("weight_map", {}).values()
         return self._safetensors_files({*map(str, named)})
 
