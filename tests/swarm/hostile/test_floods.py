@@ -7,13 +7,15 @@ import psutil
 import pytest
 
 from tests.programs import wait_for_event
-from tests.swarm.hostile.adversary import Adversary
+from tests.swarm.hostile.adversary import Adversary, Stranger
 from tests.swarm.hostile.flooder import Flooder
 from thinpipe.core.events import Step
 from thinpipe.core.hub_events import GenerationEnded
 from thinpipe.core.numerics import numerics
 from thinpipe.swarm.protocol.file_messages import WriteChunk
-from thinpipe.swarm.protocol.messages import NextRequest
+from thinpipe.swarm.protocol.invite import Invite
+from thinpipe.swarm.protocol.messages import InviteCheck, NextRequest
+from thinpipe.swarm.protocol.probe import Probe
 from thinpipe.swarm.protocol.status import Status
 from thinpipe.transport.nats.store_messages import StoreRequest
 
@@ -90,6 +92,26 @@ def test_who_floods_within_what_a_service_takes_delays_nobody(members, run_confi
             time.sleep(0.01)
         assert_goes_on(run_config, mallory, (hub, anna), started)
     assert "connected again" not in hub.printed
+
+
+@pytest.mark.parametrize("question", [InviteCheck(), Probe(answer_nbytes=1 << 20)], ids=["check", "probe"])
+def test_who_floods_with_an_invite_is_named_and_the_peers_go_on(question, start_hub, join, run_config, tmp_path):
+    """The hub answered every question of an invite, one after the other, before it answered a peer again."""
+    hub, invites = start_hub(1, "--hub.invites", 3)
+    anna = join(invites[0], "anna")
+    anna.until("generation 1: ")
+    started, invite = [memory_of(program) for program in (hub, anna)], Invite.read(invites[1])
+    subject, body = f"join.{invite.id}", msgspec.msgpack.encode(question)
+    with (
+        Stranger(invite) as stranger,
+        Flooder(stranger.connection.address, subject, body, reply=f"_INBOX.{invite.id}.z") as flooder,
+    ):
+        hub.until(f"the holder of invite {invite.id} floods the hub")
+        with Adversary(invites[2], tmp_path, "bob") as bob:
+            status = assert_goes_on(run_config, bob, (hub, anna), started)
+        assert flooder.sent > 100
+    assert [trouble for trouble in status.troubles if trouble.startswith(f"{invite.id} floods `join`")]
+    assert "dials again" not in hub.printed
 
 
 @pytest.mark.parametrize("kind", ["data", "note"])

@@ -37,7 +37,7 @@ allow."""
 _KIB = 1 << 10
 PEER_MESSAGE_NBYTES = 2112 * _KIB
 """Bytes of the longest message of a peer that the server passes on; one that sends a longer one is cut off."""
-_LIMITS = {"peers": (1024, PEER_MESSAGE_NBYTES), "renewals": (4, 4 * _KIB), "invites": (4, 1028 * _KIB)}
+_LIMITS = {"peers": (1024, PEER_MESSAGE_NBYTES), "renewals": (4, 4 * _KIB), "invites": (4, 264 * _KIB)}
 """Subscriptions of a connection (a peer has two to each member of its generation), and bytes of a message: of what hub
 and members accept (`hub.services.budgets`, `transport.nats.streams`), the longest."""
 _NAME = "{{name()}}"

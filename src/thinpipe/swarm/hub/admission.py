@@ -7,11 +7,8 @@ in. Before joining, an invite's holder may ask whether the invite is good and pr
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 
 import msgspec
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 
 from thinpipe.core.errors import UserError
 from thinpipe.core.foreign import ProtocolError, decode_foreign, sanitize
@@ -20,11 +17,13 @@ from thinpipe.core.units import utc_text
 from thinpipe.swarm.broker.broker import Broker
 from thinpipe.swarm.broker.register import IssuedInvite
 from thinpipe.swarm.hub.options import HubOptions
+from thinpipe.swarm.hub.services.serve import Services
 from thinpipe.swarm.protocol.invite import Invite
 from thinpipe.swarm.protocol.keys import is_public_key
 from thinpipe.swarm.protocol.messages import MAX_LINES, InviteCheck, InviteState, JoinAnswer, JoinRequest, RenewReply
-from thinpipe.swarm.protocol.names import check_name
+from thinpipe.swarm.protocol.names import JOIN, check_name
 from thinpipe.swarm.protocol.probe import probe_service
+from thinpipe.transport.nats.direct_client import DirectClient
 
 
 class Admission:
@@ -43,27 +42,39 @@ class Admission:
         """`who_reads`: who can read the data, in one sentence, announced to everybody before joining."""
         self._broker, self._options, self._numerics, self._print = broker, options, numerics, print_line
         self._who_reads = who_reads
+        self._services, self._one_by_one = Services({JOIN: self._serve}, print_line), asyncio.Lock()
 
-    async def open(self, client: Client) -> None:
-        """Starts to serve join requests on the hub's connection."""
-        self._client = client
-        await client.subscribe("join.*", cb=self._on_message)
-        await client.flush(timeout=10)
+    async def open(self, client: DirectClient) -> None:
+        """Starts to serve holders of invites on the hub's connection, within the budget of the service."""
+        await self._services.open(client, self._broker.invites)
+
+    async def update(self) -> None:
+        """Serves the holders of the invites that there are now."""
+        await self._services.set_peers(self._broker.invites)
+
+    def troubles(self) -> list[str]:
+        """Holders of invites that flood, in words."""
+        return self._services.troubles()
 
     async def invite(self, *, for_name: str = "") -> Invite:
         """Creates a new invite, for one newcomer. `for_name`: one of the names that are kept for the hub's owner."""
         options = self._options
-        return await asyncio.to_thread(
+        made = await asyncio.to_thread(
             self._broker.add_invite,
             url=options.public_url,
             run=options.run,
             seconds=options.invite_seconds,
             for_name=for_name,
         )
+        await self.update()
+        return made
 
     async def revoke(self, identity: str) -> str:
         """Revokes an open invite; says so in words. Raises UserError or BrokerError."""
-        await asyncio.to_thread(self._broker.revoke_invite, identity)
+        try:
+            await asyncio.to_thread(self._broker.revoke_invite, identity)
+        finally:
+            await self.update()
         return f"the invite {identity} was revoked"
 
     def open_invites(self) -> list[str]:
@@ -85,31 +96,32 @@ class Admission:
             return None
         return RenewReply(jwt=self._broker.authority.peer_jwt(peer, public_key), time_s=self._broker.clock())
 
-    async def _on_message(self, message: Msg) -> None:
-        """Handles a question of an invite's holder. The client runs callbacks one after the other, so no two join
-        requests are handled at the same time."""
-        identity = message.subject.split(".")[1]
+    async def _serve(self, identity: str, data: bytes) -> bytes | None:
+        """Answers what an invite's holder asks: to be admitted, whether it could be, or a probe of its link."""
         invite = self._broker.invites.get(identity)
-        if invite is None or not message.reply.startswith(f"_INBOX.{identity}."):
-            return
-        reply: msgspec.Struct
+        if invite is None:
+            return None
         try:
-            reply = await self._answer(identity, invite, decode_foreign(message.data, JoinRequest))
+            request = decode_foreign(data, JoinRequest)
         except ProtocolError:
-            try:
-                asked = decode_foreign(message.data, InviteCheck).numerics
-                now = self._broker.clock()
-                reply = InviteState(
-                    refusal=self._why_over(invite) if asked is None else self.numerics_mismatch(asked),
-                    expires_s=invite.expires_s,
-                    time_s=now,
-                    who_reads=self._who_reads,
-                )
-            except ProtocolError:
-                with suppress(ProtocolError):
-                    await self._client.publish(message.reply, await probe_service(identity, message.data))
-                return
-        await self._client.publish(message.reply, msgspec.msgpack.encode(reply))
+            return await self._check_or_probe(identity, invite, data)
+        async with self._one_by_one:  # else two would be offered the same name, or use the same invite
+            invite = self._broker.invites.get(identity)
+            return None if invite is None else msgspec.msgpack.encode(await self._answer(identity, invite, request))
+
+    async def _check_or_probe(self, identity: str, invite: IssuedInvite, data: bytes) -> bytes:
+        try:
+            asked = decode_foreign(data, InviteCheck).numerics
+        except ProtocolError:
+            return await probe_service(identity, data)
+        return msgspec.msgpack.encode(
+            InviteState(
+                refusal=self._why_over(invite) if asked is None else self.numerics_mismatch(asked),
+                expires_s=invite.expires_s,
+                time_s=self._broker.clock(),
+                who_reads=self._who_reads,
+            )
+        )
 
     async def _answer(self, identity: str, invite: IssuedInvite, request: JoinRequest) -> JoinAnswer:
         """Admits a newcomer, or refuses it. A member has its JWTs again, with whichever invite: they are of no use to
@@ -134,7 +146,7 @@ class Admission:
         """Enters a member on disk; returns why that fails, if it does."""
         try:
             await asyncio.to_thread(self._broker.add_peer, name, public_key, invite=identity)
-        except (UserError, OSError) as error:  # an exception in this callback would end the hub's connection
+        except (UserError, OSError) as error:
             self._print(f"{name} could not be admitted: {error}")
             return f"the hub cannot enter a new member now ({error}); the invite still works"
         self._print(f"{name} was admitted with an invite")

@@ -141,6 +141,7 @@ class Hub:
             connected = self._link.connected
             if connected:
                 await self.services.set_peers(self._served)
+                await self.admission.update()
             else:
                 await self._link.reconnect()
             now = time.monotonic()
@@ -384,7 +385,7 @@ class Hub:
             alarms=self.run_host.alarms,
             suspended=self.generations.conduct.suspensions.in_words(time.monotonic()),
             time_s=self.broker.clock(),
-            troubles=self.services.troubles(),
+            troubles=self.services.troubles() + self.admission.troubles(),
         )
 
     def _print(self, text: str) -> None:

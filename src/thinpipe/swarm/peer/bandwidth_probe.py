@@ -14,13 +14,11 @@ from typing import Protocol
 import msgspec
 
 from thinpipe.core.errors import UserError
-from thinpipe.swarm.protocol.probe import SERVICE, Probe, random_bytes
+from thinpipe.swarm.protocol.probe import PIECE_NBYTES, SERVICE, Probe, random_bytes
 
 PROBE_TIMEOUT_SECONDS = 10.0
 """Timeout of one probe message, in seconds."""
 
-_PIECE_NBYTES = 256 << 10
-"""Maximum size of one probe message, in bytes."""
 _FIRST_NBYTES = 16 << 10
 """Bytes in flight at the start of the warm-up."""
 _MAX_IN_FLIGHT_NBYTES = 16 << 20
@@ -130,7 +128,7 @@ class _Direction:
         Returns the message size in bytes and the number of messages to keep in flight."""
         began, in_flight_nbytes = time.monotonic(), _FIRST_NBYTES
         while True:
-            piece = min(_PIECE_NBYTES, in_flight_nbytes // _PIECES_IN_FLIGHT)
+            piece = min(PIECE_NBYTES, in_flight_nbytes // _PIECES_IN_FLIGHT)
             sent = time.monotonic()
             self._send(piece, in_flight_nbytes // piece)
             while self.in_flight:

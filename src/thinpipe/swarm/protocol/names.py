@@ -5,7 +5,10 @@ import re
 from thinpipe.core.errors import UserError
 from thinpipe.transport.nats.activity import HUB
 
-__all__ = ["HUB", "check_name"]
+__all__ = ["HUB", "JOIN", "check_name"]
+
+JOIN = "join"
+"""Service for holders of invites, who ask it on `join.<id of the invite>`."""
 
 _NAME = re.compile(r"[a-z0-9]{1,32}", re.ASCII)
 

@@ -11,6 +11,8 @@ from thinpipe.core.foreign import decode_foreign
 SERVICE = "probe"
 MAX_PROBE_NBYTES = 1 << 20
 """Maximum size of a reply, in bytes."""
+PIECE_NBYTES = 256 << 10
+"""Maximum payload of a probe message that an honest machine sends, in bytes."""
 _RANDOM_BYTES = os.urandom(2 * MAX_PROBE_NBYTES)
 """Source of payloads that nothing on the network path can compress."""
 

@@ -8,7 +8,8 @@ import math
 from dataclasses import dataclass, replace
 
 from thinpipe.swarm.protocol.file_messages import MAX_CHUNK_NBYTES, READ_SERVICE, WRITE_SERVICE
-from thinpipe.swarm.protocol.probe import MAX_PROBE_NBYTES
+from thinpipe.swarm.protocol.names import JOIN
+from thinpipe.swarm.protocol.probe import MAX_PROBE_NBYTES, PIECE_NBYTES
 from thinpipe.swarm.protocol.probe import SERVICE as PROBE
 from thinpipe.swarm.protocol.reduction import SERVICE as REDUCE
 from thinpipe.transport.nats.store_messages import SERVICE as STORE
@@ -154,6 +155,15 @@ BUDGETS: dict[str, Budget] = {
         nbytes_per_second=2 * _GIGABIT,
         max_nbytes=MAX_PROBE_NBYTES + (4 << 10),
         max_unanswered=128,
+        max_at_once=16,
+    ),
+    # Of the holder of an invite: questions, and the probe of `thinpipe doctor`.
+    JOIN: Budget(
+        priority=Priority.BULK,
+        per_second=500,
+        nbytes_per_second=_GIGABIT,
+        max_nbytes=PIECE_NBYTES + (4 << 10),
+        max_unanswered=256,
         max_at_once=16,
     ),
 }  # fmt: skip

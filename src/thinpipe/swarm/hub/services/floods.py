@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from thinpipe.core.units import format_bytes
 from thinpipe.swarm.hub.services.budgets import BUDGETS, Priority
+from thinpipe.swarm.protocol.names import JOIN
 
 MAX_DROPPED, MAX_DROPPED_NBYTES = 16, 8 << 20
 """Dropped requests, or their bytes, after which the hub does not listen for a while."""
@@ -77,10 +78,14 @@ class Floods:
         if flood.named or flood.pauses < _PAUSES_BEFORE_NAMED:
             return ""
         flood.named = True
+        who, remedy = peer, "Ask its user what it does, or remove it with `thinpipe kick`"
+        if service == JOIN:
+            who = f"the holder of invite {peer}"
+            remedy = f"`thinpipe invite FOLDER --revoke {peer}` voids it; if a peer has used it, `thinpipe kick` does"
         return (
-            f"{peer} floods the hub: {flood.total} requests too many ({format_bytes(flood.total_nbytes)}) to "
+            f"{who} floods the hub: {flood.total} requests too many ({format_bytes(flood.total_nbytes)}) to "
             f"`{service}` in {now - flood.began:.1f} s. They are dropped, and the hub listens to {peer} there only now "
-            "and then; the other peers go on. Ask its user what it does, or remove it with `thinpipe kick`"
+            f"and then; the peers go on. {remedy}"
         )
 
     def forget(self, peer: str) -> None:

@@ -2,7 +2,8 @@
 reply.
 
 Requests arrive on `hub.<peer>.<service>`. The broker lets a peer publish only under its own name, so the sender is
-known; but a request may name any reply subject, so replies are sent only to the sender's own inbox.
+known; but a request may name any reply subject, so replies are sent only to the sender's own inbox. Holders of invites
+ask on `join.<invite>` alone, and are served as peers are.
 
 The hub subscribes to each service for each peer by itself, with a limit to what the server may hold for it. So a flood
 neither fills the queue in front of the hub nor has to be read: the hub stops listening to the flooder at this service,
@@ -22,7 +23,7 @@ from thinpipe.core.foreign import ProtocolError
 from thinpipe.swarm.hub.services.budgets import BUDGETS, Bucket, Budget
 from thinpipe.swarm.hub.services.fair_queue import FairQueue, Request
 from thinpipe.swarm.hub.services.floods import PROBATION_LIMIT, Floods
-from thinpipe.swarm.protocol.names import HUB
+from thinpipe.swarm.protocol.names import HUB, JOIN
 from thinpipe.transport.nats.direct_client import DirectClient
 from thinpipe.transport.nats.service_error import FAILED, FORBIDDEN, INVALID, SLOW_DOWN, error_headers
 
@@ -82,13 +83,15 @@ class Services:
     async def set_peers(self, peers: Collection[str]) -> None:
         """Serves exactly these peers from now on."""
         for peer in self._subscriptions.keys() - set(peers):
-            of_peer = self._subscriptions.pop(peer)
+            of_peer = self._subscriptions.pop(peer, {})  # it may be called again before this call returns
             await self._client.stop_receiving([number for numbers in of_peer.values() for number in numbers])
             self._queue.forget(peer)
             self._floods.forget(peer)
             for service in self._services:
                 self._refused.pop((peer, service), None)
         for peer in set(peers) - self._subscriptions.keys():
+            if peer in self._subscriptions:
+                continue
             self._subscriptions[peer] = {}
             for service in self._services:
                 await self._listen(peer, service)
@@ -122,7 +125,7 @@ class Services:
         """Lets the server hold this many requests more. Subscriptions share a queue group: each gets other requests."""
         client = self._client
         with suppress(NatsError, OSError):  # without a connection nobody is listened to
-            numbers = await client.receive({f"hub.{peer}.{service}": limit}, self._on_message, queue=HUB)
+            numbers = await client.receive({_subject(peer, service): limit}, self._on_message, queue=HUB)
             if peer in self._subscriptions and client is self._client:
                 known = self._subscriptions[peer].get(service, [])
                 self._subscriptions[peer][service] = [one for one in known if client.is_receiving(one)] + numbers
@@ -135,8 +138,8 @@ class Services:
 
     def _on_message(self, subject: str, reply: str, data: bytes) -> None:
         """Queues a request; runs in the client's read loop."""
-        _, peer, service = subject.split(".")
-        request = Request(peer, service, data, reply)
+        kind, peer, *rest = subject.split(".")
+        request = Request(peer, rest[0] if rest else kind, data, reply)
         if why := self._queue.arrive(request):
             self._on_dropped(request, why)
         else:
@@ -222,7 +225,7 @@ class Services:
             await self._send(request, b"", error_headers(INVALID, f"{request.service}: {error}"))
             self._on_refused(request)
         except NotAllowedError as error:
-            subject = f"hub.{request.peer}.{request.service}"
+            subject = _subject(request.peer, request.service)
             _LOG.warning("%s: a request of %s was refused: %s", subject, request.peer, error)
             await self._send(request, b"", error_headers(FORBIDDEN, f"{request.service}: {error}"))
             self._on_refused(request)
@@ -262,3 +265,7 @@ class Services:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _subject(peer: str, service: str) -> str:
+    return f"{JOIN}.{peer}" if service == JOIN else f"hub.{peer}.{service}"
