@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import thinpipe
 
@@ -75,11 +76,15 @@ def test_the_data_type_of_what_is_decoded(values):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("int3", {}, "there is no codec 'int3': there are fp32, bf16, int8, int4, topk"),
+        ("three", {}, "there is no codec 'three': there are fp32, bf16, int8, int4, topk"),
         ("int4", {"keep": 0.1}, "the number format int4 has no settings: leave out keep"),
-        ("topk", {}, 'kind = "topk" needs boundary.states.keep'),
-        ("topk", {"keep": 2.0}, "keep must lie between 0 and 1"),
-        ("topk", {"kep": 0.1}, "has a setting that there is not"),
+        ("quantize", {"bits": 4}, "there is no codec 'quantize': did you mean quantise? There are fp32, bf16"),
+        ("INT4", {}, "did you mean int4?"),
+        ("topk", {}, "codec 'topk': kind = \"topk\" needs keep"),
+        ("topk", {"keep": 2.0}, "codec 'topk': keep must lie between 0 and 1"),
+        ("topk", {"kep": 0.1}, "codec 'topk': unknown key kep: did you mean keep?"),
+        ("topk", {"keep": 0.1, "kind": "lowrank"}, "leave kind out"),
+        ("quantise", {"bits": "4"}, "codec 'quantise': bits: expected int | null, got str"),
         ("topk", {"keep": 0.1, "feedback": "aqsgd"}, "token ids"),
     ],
 )
@@ -87,6 +92,73 @@ def test_a_wrong_codec_is_refused(name, settings, message):
     with pytest.raises(thinpipe.UserError) as refused:
         thinpipe.codec(name, SHAPE, **settings)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("shape", [(16, 64), (4.0, 16, 64), (4, 0, 64), None])
+def test_a_shape_that_no_message_has_is_refused(shape):
+    with pytest.raises(thinpipe.UserError, match=r"write three whole numbers from 1, \(samples, tokens, width\)"):
+        thinpipe.codec("int4", shape)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", torch.int8])
+def test_a_data_type_that_is_not_of_floating_point_is_refused(dtype):
+    with pytest.raises(thinpipe.UserError, match=r"write a floating-point type of torch, as torch.bfloat16"):
+        thinpipe.codec("int4", SHAPE, dtype=dtype)
+
+
+def test_what_is_no_tensor_is_refused(values):
+    codec = thinpipe.codec("int8", SHAPE)
+    with pytest.raises(TypeError, match="encode takes a tensor of torch, and got ndarray"):
+        codec.encode(values.numpy())
+    data = bytes(codec.encode(values).tolist())
+    with pytest.raises(TypeError, match=r"got bytes: of bytes, torch.frombuffer\(bytearray\(data\)"):
+        codec.decode(data)
+    assert torch.equal(
+        codec.decode(torch.frombuffer(bytearray(data), dtype=torch.uint8)), codec.decode(codec.encode(values))
+    )
+
+
+def test_a_codec_prints_what_it_is():
+    text = repr(thinpipe.codec("topk", SHAPE, keep=0.25))
+    assert text.startswith("Codec('topk', shape=[2, 8, 32], ")
+    assert text.endswith("keep=0.25): 320 bytes")
+
+
+@pytest.mark.parametrize(("name", "feedback"), [("topk", "ef"), ("topk", "ef21"), ("int4", None)])
+def test_codec_state_goes_on_where_it_was(values, name, feedback, tmp_path):
+    settings = SETTINGS.get(name, {}) | ({"feedback": feedback} if feedback else {})
+
+    def ends():
+        return [thinpipe.codec(name, SHAPE, stochastic=True, **settings) for _ in range(2)]
+
+    def send(sender, receiver, count):
+        return [receiver.decode(sender.encode(values * (1 + index))) for index in range(count)]
+
+    before, after, without = ends(), ends(), ends()
+    send(*before, 3)
+    for end, (codec, resumed) in enumerate(zip(before, after, strict=True)):
+        save_file(codec.codec_state(), tmp_path / f"{end}.safetensors")
+        resumed.load_codec_state(load_file(tmp_path / f"{end}.safetensors"))
+    wanted = send(*before, 2)
+    assert all(map(torch.equal, send(*after, 2), wanted))
+    assert not all(map(torch.equal, send(*without, 2), wanted))
+
+
+def test_codec_state_of_another_codec_is_refused_and_changes_nothing(values):
+    codec = thinpipe.codec("topk", SHAPE, keep=0.25, feedback="ef")
+    codec.encode(values)
+    before = {name: tensor.tolist() for name, tensor in codec.codec_state().items()}
+    for other, message in (
+        (thinpipe.codec("topk", SHAPE, keep=0.5, feedback="ef"), r"\(saved -> here\): keep 0.5 -> 0.25"),
+        (thinpipe.codec("topk", (1, 8, 32), keep=0.25, feedback="ef"), r"shape \[1, 8, 32\] -> \[2, 8, 32\]"),
+        (thinpipe.codec("int4", SHAPE), "it has settings, encoded"),
+    ):
+        with pytest.raises(thinpipe.UserError, match=message):
+            codec.load_codec_state(other.codec_state())
+    for state in ({}, codec.codec_state() | {"settings": torch.zeros(3, dtype=torch.uint8)}):
+        with pytest.raises(thinpipe.UserError, match=r"it has nothing|no settings of a boundary"):
+            codec.load_codec_state(state)
+    assert {name: tensor.tolist() for name, tensor in codec.codec_state().items()} == before
 
 
 def test_other_shapes_and_lengths_are_refused(values):

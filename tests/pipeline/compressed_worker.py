@@ -5,6 +5,7 @@ An audit hook counts unpickled classes: nothing that comes from a neighbour may 
 
 import hashlib
 import json
+import logging
 import os
 import sys
 import time
@@ -189,6 +190,20 @@ def run_resumed(group):
     return {"losses": losses, "states": listed, "weights": pipeline.weights()}
 
 
+def run_mixed(group):
+    """What is logged of a first stage that computes in bfloat16 before a second in float32, in two steps."""
+    pipeline, logged = Pipeline("1F1B", "int4", group), []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())
+    logging.getLogger("thinpipe").addHandler(handler)
+    if pipeline.first:
+        pipeline.modules[0].to(torch.bfloat16).register_forward_pre_hook(lambda _, inputs: (inputs[0].bfloat16(),))
+    schedule = pipeline.schedule()
+    losses = [pipeline.step(schedule, step) for step in range(2)]
+    logging.getLogger("thinpipe").removeHandler(handler)
+    return {"logged": logged, "losses": losses}
+
+
 def run_slow_receiver(group):
     """Most messages that were under way at once in validations whose receiver takes its time."""
     pipeline = Pipeline("GPipe", "fp32", group)
@@ -223,6 +238,7 @@ def main():
     results["bfloat16"] = run_here("1F1B", "int4", group, dtype=torch.bfloat16)
     results["detailed"] = run_detailed(group)
     results["two schedules"] = run_two_schedules(group)
+    results["mixed"] = run_mixed(group)
     results["resumed"] = run_resumed(group)
     results["slow receiver"] = run_slow_receiver(group)
     looped = Pipeline("Interleaved1F1B", "int4", group)

@@ -2,6 +2,8 @@
 micro-batches in order; and what such a pipeline refuses, saves and waits for."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from tests.pipeline.compressed_worker import (
     run_twin,
 )
 from tests.transport.processes import start
+from thinpipe.pipeline.boundary_codecs import SETTINGS_NBYTES, BoundaryCodecs
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +41,7 @@ def test_two_processes_equal_the_twin_bit_for_bit(reports, schedule, boundary):
     )
     whole = SHAPE[0] * SHAPE[1] * SHAPE[2] * 4
     stated = {*want["nbytes"], *([whole] if boundary == "topk-mask" else [])}  # validated with whole states
+    stated |= {SETTINGS_NBYTES}  # once, before the first message
     for part in parts:
         assert part["nbytes"] == want["nbytes"]
         assert {*part["sent"]} <= stated
@@ -203,11 +207,69 @@ def test_an_exact_boundary_changes_nothing():
         assert torch.equal(parameter.grad, other.grad)
 
 
+def test_a_state_of_another_data_type_is_said_once(reports):
+    first, last = (report["results"]["mixed"] for report in reports)
+    (said,) = first["logged"]
+    assert said.startswith("stage 0 returned torch.bfloat16, and stage 1 gets torch.float32: ")
+    assert not last["logged"]
+    assert last["losses"][1] != last["losses"][0]
+
+
+DIFFERENT = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import ScheduleGPipe
+import thinpipe
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+module, boundary = torch.nn.Linear(8, 8), ["int8", "int4"][rank]
+stage = thinpipe.CompressedStage(module, rank, 2, "cpu", shape=(2, 6, 8), boundary=boundary)
+schedule = ScheduleGPipe(stage, 2, loss_fn=torch.nn.functional.mse_loss)
+schedule.step(*([torch.zeros(4, 6, 8)] if rank == 0 else []), **({"target": torch.zeros(4, 6, 8)} if rank else {}))
+"""
+
+
+def test_stages_that_were_made_differently_say_so_before_the_first_message(tmp_path):
+    (tmp_path / "different.py").write_text(DIFFERENT)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*launcher, "different.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1
+    assert (
+        "UserError: stages 0 and 1 were made with different settings (0 -> 1): boundary.forward int8 -> int4; "
+        "boundary.backward int8 -> int4: make all stages with the same"
+    ) in done.stderr
+    assert "terminate called" not in done.stderr
+
+
+def test_what_is_no_settings_is_refused():
+    codecs = BoundaryCodecs((0, 1), 2, shape=SHAPE, boundary="int4", dtype=torch.float32, seed=0)
+    message = codecs.settings_message()
+    assert message.shape == (SETTINGS_NBYTES,)
+    codecs.compare_settings(message, previous=0)
+    for wrong in (torch.zeros_like(message), torch.tensor([*b"[" * 2000], dtype=torch.uint8), message[:100]):
+        with pytest.raises(thinpipe.UserError, match="there are no settings of a boundary"):
+            codecs.compare_settings(wrong, previous=0)
+
+
+def test_a_state_of_another_shape_is_refused():
+    twin = thinpipe.CompressedSequential(make_stages(2), shape=SHAPE)
+    with pytest.raises(ValueError, match=r"stage 0 returned a tensor of \(1, 6, 16\), and \(2, 6, 16\) were stated"):
+        twin(torch.zeros(1, 6, 8))
+
+
 def test_wrong_settings_are_refused():
     with pytest.raises(thinpipe.UserError, match="there is no codec 'int5'"):
         thinpipe.CompressedSequential(make_stages(2), shape=SHAPE, boundary="int5")
     with pytest.raises(thinpipe.UserError, match="topk is one direction with settings of its own"):
         thinpipe.CompressedSequential(make_stages(2), shape=SHAPE, boundary="topk")
+    with pytest.raises(thinpipe.UserError, match=r"boundary is {'forward': 'int4'}: write the name of a number format"):
+        thinpipe.CompressedSequential(make_stages(2), shape=SHAPE, boundary={"forward": "int4"})
+    with pytest.raises(thinpipe.UserError, match=r"dtype is torch.float16: between stages write torch.float32"):
+        thinpipe.CompressedSequential(make_stages(2), shape=SHAPE, dtype=torch.float16)
+    with pytest.raises(thinpipe.UserError, match="three whole numbers"):
+        thinpipe.CompressedStage(nn.Linear(8, 16), 0, 2, "cpu", shape=(6, 16))
     twin = thinpipe.CompressedSequential(make_stages(2), shape=SHAPE)
     with pytest.raises(thinpipe.UserError, match="a batch of 5 samples cannot be cut into 2"):
         twin.step(torch.zeros(5, 6, 8), target=torch.zeros(5), loss_fn=nn.functional.mse_loss, n_microbatches=2)

@@ -13,11 +13,13 @@ from torch import Tensor
 from thinpipe.boundary.codec import boundary_config, message_shape
 from thinpipe.boundary.contract import BoundaryMethod, MessageId, codec_state_parts
 from thinpipe.boundary.registry import make_method
+from thinpipe.boundary.settings_tensor import changed_settings, settings_tensor
 from thinpipe.config.boundary import BoundaryConfig
-from thinpipe.config.toml import differences
 from thinpipe.core.errors import UserError
 
 _STEP, _SETTINGS = "step_number", "settings"
+SETTINGS_NBYTES = 2048
+"""Bytes of the message with the settings of a stage: more than they take."""
 
 
 class BoundaryCodecs:
@@ -35,13 +37,16 @@ class BoundaryCodecs:
     ) -> None:
         """`stages`: indices of the stages in this process. Other arguments as those of `CompressedStage`."""
         config, shape_and_dtype = boundary_config(boundary), message_shape(shape, dtype)
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise UserError(f"dtype is {dtype}: between stages write torch.float32 or torch.bfloat16")
         self._stages, self._seed = stages, seed
+        self._shape = (shape_and_dtype.batch, shape_and_dtype.tokens, shape_and_dtype.width)
         self._methods = {
             index: make_method(config, shape_and_dtype, in_subspace=False, seed=seed)
             for index in range(num_stages - 1)
             if index in stages or index + 1 in stages
         }
-        settings = {"shape": list(shape), "dtype": str(dtype), "seed": seed, "boundary": config}
+        settings = {"shape": list(self._shape), "dtype": str(dtype), "seed": seed, "boundary": config}
         self._settings: dict[str, Any] = msgspec.to_builtins(settings, enc_hook=str)
 
     def method(self, boundary: int, *, training: bool) -> BoundaryMethod:
@@ -62,10 +67,31 @@ class BoundaryCodecs:
         """Bytes of a backward message; 0 without boundaries."""
         return next((method.backward_nbytes for method in self._methods.values()), 0)
 
+    def check_shape(self, state: Tensor, stage: int) -> None:
+        """Raises ValueError if what a stage returned is not of the stated shape."""
+        if state.shape != self._shape:
+            raise ValueError(
+                f"stage {stage} returned a tensor of {tuple(state.shape)}, and {self._shape} were stated: state the "
+                "shape of one micro-batch, and leave out a smaller last batch (drop_last=True of a DataLoader)"
+            )
+
+    def settings_message(self) -> Tensor:
+        """The settings for the next stage, uint8 [SETTINGS_NBYTES]."""
+        return settings_tensor(self._settings, SETTINGS_NBYTES)
+
+    def compare_settings(self, message: Tensor, *, previous: int) -> None:
+        """Raises UserError if the previous stage was made with other settings: the messages would have another length,
+        or decode to other numbers."""
+        if changed := changed_settings(message, self._settings):
+            raise UserError(
+                f"stages {previous} and {previous + 1} were made with different settings ({previous} -> "
+                f"{previous + 1}): {changed}: make all stages with the same"
+            )
+
     def state(self, step_number: int) -> dict[str, Tensor]:
         """Step number, and for each end of a boundary in this process its settings (JSON as uint8) and codec state."""
         state = {_STEP: torch.tensor(step_number)}
-        settings = torch.tensor(list(msgspec.json.encode(self._settings)), dtype=torch.uint8)
+        settings = settings_tensor(self._settings)
         for end, save, _ in codec_state_parts(self._methods, self._stages):
             part = {_SETTINGS: settings, **save()}
             state |= {f"{end}.{name}": tensor for name, tensor in part.items()}
@@ -84,10 +110,8 @@ class BoundaryCodecs:
             saved = part.pop(_SETTINGS, None)
             if saved is None:
                 raise UserError(f"this codec state has no {end}: it was saved from another stage")
-            changed = differences(msgspec.json.decode(bytes(saved.tolist())), self._settings)
-            if changed:
-                listed = "; ".join(f"{setting} {change}" for setting, change in changed.items())
-                raise UserError(f"the codec state of {end} was saved with other settings (saved -> here): {listed}")
+            if changed := changed_settings(saved, self._settings):
+                raise UserError(f"the codec state of {end} was saved with other settings (saved -> here): {changed}")
             if {name: tensor.shape for name, tensor in part.items()} != {k: v.shape for k, v in save().items()}:
                 raise UserError(f"the codec state of {end} is incomplete: it has {', '.join(part) or 'no tensors'}")
             loads.append((load, part))

@@ -101,5 +101,7 @@ class CompressedSequential(nn.Module):
             message_id = self._codecs.message_id(
                 boundary, step=self.step_number, microbatch=microbatch, training=training
             )
-            output = stage(cross_boundary(single_tensor(output), None, method, message_id))
+            state = single_tensor(output)
+            self._codecs.check_shape(state, boundary)
+            output = stage(cross_boundary(state, None, method, message_id))
         return output

@@ -4,6 +4,7 @@ whose stages exchange one tensor [B, T, W].
 `CompressedSequential` is the same pipeline in one process.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 
 from thinpipe.boundary.contract import BoundaryMethod, MessageId
 from thinpipe.config.boundary import BoundaryConfig
-from thinpipe.pipeline.boundary_codecs import BoundaryCodecs
+from thinpipe.pipeline.boundary_codecs import SETTINGS_NBYTES, BoundaryCodecs
 from thinpipe.pipeline.stage import EncodedStage
 from thinpipe.transport.labels import Label
+
+_LOG = logging.getLogger(__name__)
 
 
 class CompressedStage(EncodedStage):
@@ -55,8 +58,10 @@ class CompressedStage(EncodedStage):
     ) -> None:
         """`shape`: of the tensor between two stages, B samples of a micro-batch, T tokens, W numbers. `boundary`: a
         number format for both directions (fp32, bf16, int8, int4), or the settings of each. `dtype`: data type of the
-        tensor, float32 or bfloat16. `shape`, `boundary`, `dtype` and `seed` must be the same in all stages."""
+        tensor as the next stage gets it, float32 or bfloat16. `shape`, `boundary`, `dtype` and `seed` must be the
+        same in all stages: in its first step a stage raises UserError if those of the previous one differ."""
         device = torch.device(device)
+        codecs = BoundaryCodecs((stage_index,), num_stages, shape=shape, boundary=boundary, dtype=dtype, seed=seed)
         state, anything = torch.zeros(shape, dtype=dtype, device=device).requires_grad_(), torch.zeros(0, device=device)
         super().__init__(
             submodule,
@@ -71,11 +76,8 @@ class CompressedStage(EncodedStage):
         )
         self.step_number = -1
         """Number of the training step, from 0; -1 before the first."""
-        self._codecs = BoundaryCodecs(
-            (stage_index,), num_stages, shape=shape, boundary=boundary, dtype=dtype, seed=seed
-        )
-        self._state = state
-        self._step_has_begun = False
+        self._codecs, self._state = codecs, state
+        self._step_has_begun = self._warned = False
 
     def codec_state(self) -> dict[str, Tensor]:
         """What a checkpoint of the stage needs besides its module: step number, and settings and codec state of the
@@ -119,12 +121,22 @@ class CompressedStage(EncodedStage):
         self._step_has_begun = True
         if self.states_in is None and self.gradients_in is None:
             self.connect()
+            self._compare_settings()
         self.step_number += self.has_backward
         self.label = Label(step=max(self.step_number, 0))
         self.expect_messages(self._microbatches[self.has_backward], backward=self.has_backward)
         for sender in (self.states_out, self.gradients_out):
             if sender is not None:
                 sender.begin_step()
+
+    def _compare_settings(self) -> None:
+        """Before the first message. Only a stage waits, for the one before it, so that all stages come to their turn in
+        every schedule; it posts no other receive until then, since gloo ends a process that gets too long a message."""
+        if self.states_out is not None:
+            self.states_out.send(self._codecs.settings_message().to(self.device), Label(), 0)
+        if self.states_in is not None:
+            self.states_in.expect(1, SETTINGS_NBYTES, Label())
+            self._codecs.compare_settings(self.states_in.receive(0), previous=self.stage_index - 1)
 
     @property
     def state_nbytes(self) -> int:
@@ -145,12 +157,23 @@ class CompressedStage(EncodedStage):
         )
 
     def encode_state(self, state: Tensor, microbatch: int) -> Tensor:
-        if state.shape != self._state.shape:
-            raise ValueError(
-                f"stage {self.stage_index} returned a tensor of {tuple(state.shape)}, and {tuple(self._state.shape)} "
-                "were stated"
-            )
+        self._codecs.check_shape(state, self.stage_index)
+        self._warn_of_data_type(state)
         return self._method(self.after).pack_state(state, self._message_id(self.after, microbatch))
+
+    def _warn_of_data_type(self, state: Tensor) -> None:
+        if state.dtype == self._state.dtype or self._warned or torch.is_autocast_enabled(self.device.type):
+            return
+        self._warned = True
+        _LOG.warning(
+            "stage %d returned %s, and stage %d gets %s: if its module computes in %s, make all stages with dtype=%s",
+            self.stage_index,
+            state.dtype,
+            self.stage_index + 1,
+            self._state.dtype,
+            state.dtype,
+            state.dtype,
+        )
 
     def decode_state(self, message: Tensor, microbatch: int) -> Tensor:
         return self._method(self.before).unpack_state(message, self._message_id(self.before, microbatch))
