@@ -15,22 +15,54 @@ PAGE = ROOT / "docs/howto/own-code.md"
 
 @pytest.mark.timeout(600)
 def test_a_pipeline_of_ones_own_learns_with_the_bytes_that_the_page_states(tmp_path):
-    save_files(PAGE, tmp_path)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*launcher, "two_stages.py"], cwd=tmp_path, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    losses = [float(found) for found in re.findall(r"loss ([\d.]+), 2176 bytes a message", done.stdout)]
-    assert len(losses) == 20
+    losses = run(tmp_path, "two_stages.py", r"loss ([\d.]+), 2176 bytes a message")
     assert losses[-1] < losses[0]
     assert "`2176 bytes a message`: 4 samples of 16 tokens, 16,384 bytes in float32" in read(PAGE)
 
 
-def test_a_codec_as_the_page_uses_it():
-    (program,) = (block.text for block in blocks(PAGE) if "thinpipe.codec(" in block.text)
-    names = {"thinpipe": thinpipe, "torch": torch}
+@pytest.mark.timeout(600)
+def test_send_and_receive_as_the_page_has_it(tmp_path):
+    losses = run(tmp_path, "send_and_receive.py", r"loss ([\d.]+), 4352 bytes forward, 8448 back")
+    assert losses[-1] < losses[0]
+    assert "`4352 bytes forward, 8448 back`, of 32,768 in float32" in read(PAGE)
+
+
+def run(folder, program, line):
+    """The numbers of the lines that a program of the page prints in two processes."""
+    save_files(PAGE, folder)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*launcher, program], cwd=folder, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found = [float(number) for number in re.findall(line, done.stdout)]
+    assert len(found) == 20
+    return found
+
+
+def test_the_boundary_of_two_directions_as_the_page_has_it():
+    (program,) = (block.text for block in blocks(PAGE) if "boundary = thinpipe.BoundaryConfig(" in block.text)
+    names = {"thinpipe": thinpipe}
     exec(program, names)
-    assert names["message"].shape == (names["codec"].nbytes,)
-    assert names["close_to_tensor"].shape == (4, 16, 64)
+    stages = [torch.nn.Linear(8, 64), torch.nn.Linear(64, 8)]
+    twin = thinpipe.CompressedSequential(stages, shape=(4, 16, 64), boundary=names["boundary"])
+    assert (twin.forward_nbytes, twin.backward_nbytes) == (2560, 1328)
+
+
+def test_a_codec_as_the_page_uses_it(capsys):
+    (program,) = (block.text for block in blocks(PAGE) if "close_to_tensor" in block.text)
+    torch.manual_seed(0)
+    exec(program, {})
+    printed = capsys.readouterr().out.strip()
+    assert f"It prints `{printed}`." in read(PAGE)
+
+
+def test_bytes_and_errors_of_codecs_as_the_page_states_them():
+    tensor = torch.randn(4, 16, 64, generator=torch.Generator().manual_seed(0))
+    rows = re.findall(r'^\| `("[^`]*)` \| (\d+) \| ([\d.]+) \|$', read(PAGE), re.MULTILINE)
+    assert len(rows) == 9
+    for arguments, nbytes, stated in rows:
+        codec = eval(f"codec({arguments}, shape=(4, 16, 64))", {"codec": thinpipe.codec})
+        error = ((codec.decode(codec.encode(tensor)) - tensor).norm() / tensor.norm()).item()
+        assert (codec.nbytes, round(error, len(stated.partition(".")[2]))) == (int(nbytes), float(stated))
 
 
 def test_training_as_the_page_does_it(tmp_path, monkeypatch):
