@@ -74,6 +74,7 @@ def test_rates_come_from_records_and_an_edge_is_told(tmp_path):
     assert {s.lr for s in all_runs(tmp_path) if s.kind == "row" and s.question == "pieces"} == {RATES["row"][1]}
 
 
+@pytest.mark.long
 @pytest.mark.programs
 def test_a_run_leaves_a_record_and_is_not_repeated(tokens, tmp_path, capsys):
     study, dense = (replace(kind, tokens=2 * TOKENS_PER_STEP) for kind in (ROW, DENSE))

@@ -52,6 +52,7 @@ HUGGINGFACE = [
 ]
 
 
+@pytest.mark.long
 def test_the_law_holds_for_huggingface_models():
     peaks = huggingface.measure(HUGGINGFACE)
     for case in HUGGINGFACE:

@@ -161,6 +161,7 @@ def test_no_run_begins_after_the_hours(tmp_path, started):
     assert started == []
 
 
+@pytest.mark.long
 @pytest.mark.programs
 def test_the_command_is_nice_and_stops_on_sigterm(six_books, tmp_path, programs):
     output, work = tmp_path / "output", tmp_path / "work"

@@ -41,7 +41,9 @@ def run(tmp_path_factory):
     return real
 
 
-@pytest.mark.parametrize("setting", [THIN, DENSE], ids=lambda setting: setting.name)
+@pytest.mark.parametrize(
+    "setting", [pytest.param(THIN, marks=pytest.mark.long), DENSE], ids=lambda setting: setting.name
+)
 def test_bytes_and_memory_are_those_of_the_plan(setting, run):
     config, measured = run(setting)
     overhead = overhead_nbytes(*run(CALIBRATIONS[0]))

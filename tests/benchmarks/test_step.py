@@ -131,6 +131,7 @@ def test_a_failing_memory_process_says_what_it_was_doing():
         read_memory(job)
 
 
+@pytest.mark.long
 def test_the_command_end_to_end(tmp_path):
     pytest.importorskip("matplotlib")
     flags = {"dim": 64, "layers": 1, "vocab": 512, "tokens": 32, "seqs": 32, "compressions": 100, "pairs": 6}

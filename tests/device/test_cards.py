@@ -55,7 +55,7 @@ def process_of(lender, device):
     return next(child for child in found if device in child.cmdline())
 
 
-@pytest.mark.parametrize("exact", [True, False], ids=["exact", "not exact"])
+@pytest.mark.parametrize("exact", [True, pytest.param(False, marks=pytest.mark.long)], ids=["exact", "not exact"])
 def test_after_a_kill_the_numbers_are_those_that_the_class_promises(sim, run_config, tmp_path, programs, exact):  # noqa: ARG001
     config, file = hosted(run_config, tmp_path)
     flags = ("--hub.invites", 3, "--hub.patience-seconds", 2, *(("--hub.exact",) if exact else ()))

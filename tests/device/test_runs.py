@@ -47,7 +47,7 @@ def expected(sim, run_config):  # noqa: ARG001
 
 @pytest.mark.parametrize(
     ("degree", "changes"),
-    [(2, {}), pytest.param(4, {}, marks=pytest.mark.long), pytest.param(2, LINK, marks=pytest.mark.long), (4, LINK)],
+    [*(pytest.param(*case, marks=pytest.mark.long) for case in ((2, {}), (4, {}), (2, LINK))), (4, LINK)],
     ids=["two", "four", "two over links", "four over links"],
 )
 def test_processes_on_the_device_equal_one(degree, changes, expected, run_config):
@@ -69,7 +69,8 @@ def test_peers_of_a_hub_equal_one_process(devices, expected, run_config, program
     assert numbers(config) == expected
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 21))])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 21))
 def test_the_order_in_which_threads_meet_changes_nothing(seed, expected, run_config):
     """Copies and synchronisations take random times, in both processes the same."""
     config = on("sim", placed(run_config, 2, "any"), "timed")

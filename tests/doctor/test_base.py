@@ -72,8 +72,8 @@ def test_the_base_that_the_run_began_with(base, tune_tokens, tmp_path, examine):
 def test_what_is_missing_or_does_not_fit(base, tune_tokens, tmp_path, examine):
     config = run_of(base, tune_tokens, tmp_path / "run", "nf4")
     assert examine(config)["quantised base"]["text"] == "nf4 by bitsandbytes on cpu"
-    wide = replace(config, training=replace(config.training, global_batch_size=1 << 22))
-    wide = replace(wide, parallelism=replace(config.parallelism, pipeline_parallel_microbatch_size=1 << 22))
+    wide = replace(config, training=replace(config.training, global_batch_size=1 << 17))
+    wide = replace(wide, parallelism=replace(config.parallelism, pipeline_parallel_microbatch_size=1 << 17))
     assert examine(wide)["memory"]["state"] == "problem"
     tokenizer_file = (base / "tokenizer.json").read_bytes()
     Tokenizer.train(words(50, 500), vocab_size=280).save(base)

@@ -80,7 +80,7 @@ def both(base, tokens, tmp_path, way="LoRA", **sections):
 
 
 @pytest.mark.parametrize(
-    "way", ["LoRA", "full", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("nf4", "int8"))]
+    "way", ["LoRA", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("full", "nf4", "int8"))]
 )
 def test_a_hub_and_three_peers_equal_one_process(way, base, tune_tokens, tmp_path, programs):
     """One peer has the base's folder; the others have the tensors of their own layers from the hub, and no others."""

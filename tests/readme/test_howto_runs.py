@@ -92,6 +92,7 @@ def save_small_smollm2(folder, text):
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_fine_tune_with_adapters(pieces, tmp_path, monkeypatch, capsys):
     page = ROOT / "docs/howto/fine-tune.md"

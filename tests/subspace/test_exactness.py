@@ -67,7 +67,8 @@ def test_ordinary_adamw_leaves_the_subspace():
     assert abs(run.uncut_losses[99] - run.losses[99]) > 0.005
 
 
-@pytest.mark.parametrize(("steps", "lost"), [(150, 0.3), pytest.param(400, 1.2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("steps", "lost"), [(150, 0.3), (400, 1.2)])
 def test_boundary_without_the_fixed_table_loses_the_tokens(steps, lost):
     right, wrong = (
         train_literal(torch.float32, steps=steps, failure=failure)

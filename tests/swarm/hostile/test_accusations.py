@@ -19,7 +19,7 @@ def members_of(status):
     return {peer.name for peer in status.peers} | set(status.absent)
 
 
-@pytest.mark.parametrize("honest", [("anna",), ("anna", "bert")], ids=len)
+@pytest.mark.parametrize("honest", [pytest.param(("anna",), marks=pytest.mark.long), ("anna", "bert")], ids=len)
 def test_who_accuses_again_and_again_removes_nobody_and_is_suspended(honest, start_hub, join, tmp_path):
     hub, invites = start_hub(len(honest) + 1, *PATIENT)
     peers = [join(invite, name) for invite, name in zip(invites, honest, strict=False)]

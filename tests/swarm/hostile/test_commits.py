@@ -93,8 +93,12 @@ def announces_with_another_key():
     ("lie", "owed"),
     [
         (uploads_nothing, r"mallory has not uploaded .*\.safetensors"),
-        (announces_nothing, r"nothing by mallory"),
-        (announces_with_another_key, r"mallory was refused: .* is not signed with the key of mallory"),
+        pytest.param(announces_nothing, r"nothing by mallory", marks=pytest.mark.long),
+        pytest.param(
+            announces_with_another_key,
+            r"mallory was refused: .* is not signed with the key of mallory",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_when_no_commits_come_the_owner_hears_who_owes_what_until_they_do(

@@ -34,7 +34,11 @@ def events_of(run_config, *kinds):
     return [event for event in read_events(events_path(run_config.job.dump_folder)) if isinstance(event, kinds)]
 
 
-@pytest.mark.parametrize("lie", [lies.climbing, lies.false_loss], ids=["climbing", "false loss"])
+@pytest.mark.parametrize(
+    "lie",
+    [pytest.param(lies.climbing, marks=pytest.mark.long), lies.false_loss],
+    ids=["climbing", "false loss"],
+)
 def test_a_careful_liar_is_named(lie, run_config, start_hub, join, join_dishonestly):
     hub, invites = start_hub(2, "--hub.audit-share", "1")
     join(invites[0], "anna")
@@ -54,6 +58,7 @@ def test_a_careful_liar_is_named(lie, run_config, start_hub, join, join_dishones
     assert mallory.process.poll() is None, "an alarm is for the owner: it removes nobody"
 
 
+@pytest.mark.long
 def test_a_peer_that_never_updates_its_weights_is_named(run_config, start_hub, join, join_dishonestly):
     hub, invites = start_hub(2, "--hub.audit-share", "1")
     join(invites[0], "anna")

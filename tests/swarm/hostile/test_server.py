@@ -18,7 +18,7 @@ def server_of(hub):
     return server
 
 
-@pytest.mark.parametrize("fault", ["killed", "frozen"])
+@pytest.mark.parametrize("fault", ["killed", pytest.param("frozen", marks=pytest.mark.long)])
 def test_peers_train_on_after_their_server_was(fault, start_hub, join, run_config):
     hub, invites = start_hub(2)
     peers = [join(invite, name) for invite, name in zip(invites, ("anna", "bert"), strict=True)]

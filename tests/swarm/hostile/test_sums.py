@@ -15,9 +15,9 @@ NAMES = ("anna", "bert", "mallory")
     [
         ("not_finite", "three steps in a row from step 1 were skipped (first in the part of mallory: "),
         ("foreign", "mallory contributes numbers of other peers to the vector of a step"),
-        ("finds", "mallory says that "),
-        ("other_basis", "mallory has another basis or other fixed tables than "),
-        ("no_length", "mallory announces bytes below 0 or more than the "),
+        pytest.param("finds", "mallory says that ", marks=pytest.mark.long),
+        pytest.param("other_basis", "mallory has another basis or other fixed tables than ", marks=pytest.mark.long),
+        pytest.param("no_length", "mallory announces bytes below 0 or more than the ", marks=pytest.mark.long),
     ],
 )
 def test_who_lies_in_the_sums_is_suspended_and_the_run_goes_on(
