@@ -50,7 +50,7 @@ def write(folder: Path, which: str) -> None:
     if folder.exists():
         remove_tokens(folder)
     vocabulary = Vocabulary(size=500, end_of_text_id=0, tokenizer_sha256="0" * 64)
-    with ShardWriter(folder, vocabulary, source=which, max_shard_tokens=300) as writer:
+    with ShardWriter(folder, vocabulary, source=which, max_shard_tokens=200) as writer:
         for document in np.array_split(content(which), 20):
             writer.add(document, text_nbytes=len(document))
         writer.finish()

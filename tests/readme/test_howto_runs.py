@@ -10,6 +10,7 @@ from tests.readme.pages import ROOT, marked, save_files
 from tests.warm import run_warm
 from thinpipe.cli import main
 from thinpipe.core.events import Step, read_events
+from thinpipe.data import has_tokens
 from thinpipe.data.sources import open_sources
 
 FEW_STEPS = ("--training.steps", "3", "--lr-scheduler.warmup-steps", "1")
@@ -60,6 +61,16 @@ def test_on_one_laptop(pieces, tmp_path, monkeypatch, capsys):
     again = ["--job.dump-folder", "runs/again", "--parallelism.pipeline-parallel-microbatch-size", "2"]
     train("laptop.toml", *again)
     assert losses(tmp_path / "runs/again") == losses(tmp_path / "runs/two")
+
+
+def test_text_of_your_own(pieces, tmp_path, monkeypatch):
+    page = ROOT / "docs/howto/data.md"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "books").mkdir()
+    for number, piece in enumerate(pieces):
+        (tmp_path / f"books/{number}.txt").write_text(piece)
+    follow(page, "data tokenize")
+    assert has_tokens(tmp_path / "books-tokens/train")
 
 
 def test_plan(tmp_path, monkeypatch):

@@ -1,12 +1,15 @@
 """`thinpipe tokenize`: converts text or chats to a folder of tokens for training."""
 
 from thinpipe.cli.chat_sample import describe_chats, show_chat
+from thinpipe.core.units import format_bytes
 from thinpipe.data import Manifest, TokenizeConfig, prepare, progress_bar
 from thinpipe.data.sources import Split
 
 
 def run(config: TokenizeConfig) -> int:
     prepared = prepare(config, progress_bar, show_chat)
+    if prepared.resumed_nbytes:
+        print(f"went on after {format_bytes(prepared.resumed_nbytes)} of text that were tokenized before")
     print(f"{config.output}: vocabulary of {prepared.train.vocabulary.size:,}")
     sides: tuple[tuple[Split, Manifest | None], ...] = (
         ("train", prepared.train),

@@ -58,13 +58,16 @@ class TokenizeConfig:
     of any length, and training.seq_len must fit the longest."""
     too_long: TooLong | None = None
     """What becomes of longer chats than seq_len. cut: their end is left out. drop: they are left out. None: cut."""
+    workers: int | None = None
+    """Processes that tokenize, each on a core. The tokens are the same with any number. None: one for each core."""
     overwrite: bool = False
-    """Replace existing tokens in the output folder."""
+    """Replace existing tokens in the output folder, also unfinished ones of other sources or settings. Unfinished ones
+    of the same are gone on with."""
 
     def __post_init__(self) -> None:
         if not self.sources:
             raise DataError("sources is empty: name at least one file, folder, glob or hf:NAME")
-        for name in ("max_documents", "vocab_size", "tokenizer_text_nbytes", "max_shard_tokens", "seq_len"):
+        for name in ("max_documents", "vocab_size", "tokenizer_text_nbytes", "max_shard_tokens", "seq_len", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise DataError(f"{name} {value} must be at least 1")

@@ -1,28 +1,45 @@
 """Tokenizes text or chats into a folder to train on: tokenizer/, train/ and, if requested, validation/ (`thinpipe
 tokenize`).
 
-The manifest of train/ is written last and removed first: its presence means that the folder is complete.
+The manifest of train/ is written last and removed first: its presence means that the folder is complete. Until then a
+journal says how far the text is tokenized, and the same call goes on from there.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import islice
 
 from thinpipe.config.data import TokenizeConfig
 from thinpipe.core.errors import DataError
+from thinpipe.core.files import remove_partial_files
+from thinpipe.core.folder_lock import run_lock
+from thinpipe.data.blocks import (
+    Block,
+    BlockEncoder,
+    ChatBlockEncoder,
+    TextBlockEncoder,
+    TextHash,
+    blocks_of,
+    read_nbytes,
+    write_block,
+)
 from thinpipe.data.chat.encoding import ChatCounts, ChatEncoder, ShowChat, show_nothing
 from thinpipe.data.chat.formats import UnusableChatError
 from thinpipe.data.chat.template import ChatTemplate
-from thinpipe.data.chunking import group_by_size
+from thinpipe.data.encoding_processes import EncodingProcesses, usable_cores
+from thinpipe.data.journal import Journal, JournalEntry, made_of
 from thinpipe.data.manifest import Manifest
 from thinpipe.data.progress import Advance, Progress, no_progress
-from thinpipe.data.shards import ChatRendering, ShardWriter, refuse_finished_tokens, remove_tokens
+from thinpipe.data.shards import ChatRendering, ShardWriter, has_tokens, refuse_finished_tokens, remove_tokens
 from thinpipe.data.sources import Split, SplitText, open_sources
-from thinpipe.data.tokenizer import ENCODE_CHARS, Tokenizer
+from thinpipe.data.tokenizer import Tokenizer
 
 DEFAULT_VOCAB_SIZE = 32_768
 DEFAULT_TOKENIZER_TEXT_NBYTES = 1_000_000_000
+JOURNAL_SECONDS = 2.0
+"""Time between two records of what is on the disk: what an interruption may lose."""
 
 
 @dataclass(frozen=True)
@@ -32,43 +49,124 @@ class Prepared:
     validation: Manifest | None
     chats: Mapping[Split, ChatCounts] = field(default_factory=dict)
     """What became of the chats of each side; empty for plain text."""
+    resumed_nbytes: int = 0
+    """Bytes of text that had been tokenized by a call that was interrupted."""
 
 
 def prepare(config: TokenizeConfig, progress: Progress = no_progress, show_chat: ShowChat = show_nothing) -> Prepared:
     """Trains or loads the tokenizer, tokenizes all text and writes the output folder. Raises DataError.
 
     `show_chat` is called with the first chat before anything is written. If it raises or is killed, no incomplete
-    tokens are left that could be opened.
+    tokens are left that could be opened, and the same call goes on where it was.
     """
-    folders: dict[Split, Path] = {"train": config.output / "train", "validation": config.output / "validation"}
     if not config.overwrite:
-        refuse_finished_tokens(folders["train"])
+        refuse_finished_tokens(config.output / "train")
     text = _open_text(config)
-    tokenizer = _make_tokenizer(config, text, progress)
-    chats = _open_chats(config, text, tokenizer, show_chat) if config.chat else None
-    for folder in folders.values():
-        if folder.exists():
-            remove_tokens(folder)
-    tokenizer.save(config.output / "tokenizer")
-    with ExitStack() as stack:
-        writers: dict[Split, ShardWriter] = {}
-        for side, source in text.descriptions.items():
-            writer = ShardWriter(
-                folders[side],
-                tokenizer.vocabulary,
-                source=source,
-                max_shard_tokens=config.max_shard_tokens,
-                chat=None if chats is None else ChatRendering(chats.template.sha256, chats.train_on),
+    with run_lock(config.output, "another `thinpipe tokenize`: wait until it ends, or choose another folder"):
+        return _Tokenization(config, text, progress, show_chat).run()
+
+
+class _Tokenization:
+    """Tokenizes `text` into the output folder, which is locked, from the beginning or from what the journal has."""
+
+    def __init__(self, config: TokenizeConfig, text: SplitText, progress: Progress, show_chat: ShowChat) -> None:
+        self._config, self._text, self._progress = config, text, progress
+        self._journal, self._made_of = Journal(config.output), made_of(config, text)
+        is_finished = has_tokens(config.output / "train")
+        self._begun = None if is_finished else self._journal.find(self._made_of, overwrite=config.overwrite)
+        self._saved_tokenizer = config.output / "tokenizer"
+        if self._begun is not None and config.tokenizer is None:
+            self._tokenizer = Tokenizer.load(self._saved_tokenizer)
+        else:
+            self._tokenizer = _make_tokenizer(config, text, progress)
+        self._encoder: BlockEncoder = TextBlockEncoder(self._tokenizer)
+        self._rendering: ChatRendering | None = None
+        if config.chat:
+            chats = _open_chats(config, text, self._tokenizer, show_chat)
+            self._encoder = ChatBlockEncoder(chats)
+            self._rendering = ChatRendering(chats.template.sha256, chats.train_on)
+        self._counts = {side: ChatCounts() for side in text.descriptions} if config.chat else {}
+        if self._begun is not None:
+            self._counts = self._begun.chats
+
+    def run(self) -> Prepared:
+        if self._begun is None:
+            self._clear()
+        with ExitStack() as stack:
+            writers = {side: stack.enter_context(self._open_writer(side)) for side in self._text.descriptions}
+            with self._progress("tokenizing", self._text.total_nbytes) as advance:
+                self._write_blocks(writers, advance)
+            for side, found in self._counts.items():
+                if found.dropped:
+                    _refuse_no_chats(self._text.descriptions[side], found)
+            if self._config.validation_fraction is not None:
+                _check_fraction(self._config.validation_fraction, writers)
+            validation = writers["validation"].finish() if "validation" in writers else None
+            train = writers["train"].finish()
+        self._journal.remove()
+        resumed_nbytes = 0 if self._begun is None else self._begun.text_nbytes
+        return Prepared(self._tokenizer, train, validation, self._counts, resumed_nbytes)
+
+    def _clear(self) -> None:
+        """Removes what the folder has, the journal first: no journal may speak of other tokens than those here."""
+        self._journal.remove()
+        for side in ("train", "validation"):
+            if (self._config.output / side).exists():
+                remove_tokens(self._config.output / side)
+        remove_partial_files(self._saved_tokenizer)
+        self._tokenizer.save(self._saved_tokenizer)
+
+    def _open_writer(self, side: Split) -> ShardWriter:
+        return ShardWriter(
+            self._config.output / side,
+            self._tokenizer.vocabulary,
+            source=self._text.descriptions[side],
+            max_shard_tokens=self._config.max_shard_tokens,
+            chat=self._rendering,
+            resume=None if self._begun is None else self._begun.sides[side],
+        )
+
+    def _write_blocks(self, writers: Mapping[Split, ShardWriter], advance: Advance) -> None:
+        blocks, text_hash = blocks_of(self._text, chats=self._config.chat), TextHash()
+        count = self._skip_blocks(blocks, text_hash, advance)
+        self._record(count, text_hash, writers)
+        recorded = time.monotonic()
+        workers = self._config.workers or usable_cores()
+        with EncodingProcesses(self._config, self._saved_tokenizer, workers) as processes:
+            for block, encoded in processes.encode_in_order(blocks, self._encoder):
+                write_block(block, encoded, writers, self._counts)
+                text_hash.add(block)
+                count += 1
+                advance(read_nbytes(block))
+                if time.monotonic() - recorded >= JOURNAL_SECONDS:
+                    self._record(count, text_hash, writers)
+                    recorded = time.monotonic()
+
+    def _skip_blocks(self, blocks: Iterator[Block], text_hash: TextHash, advance: Advance) -> int:
+        """Reads the blocks whose tokens are on the disk, without encoding them. Raises DataError if they are others."""
+        if self._begun is None:
+            return 0
+        for block in islice(blocks, self._begun.blocks):
+            text_hash.add(block)
+            advance(read_nbytes(block))
+        if text_hash.sha256 != self._begun.text_sha256:
+            raise DataError(
+                f"{self._config.output} holds unfinished tokens of a text that has changed since: remove that folder "
+                "to begin anew"
             )
-            writers[side] = stack.enter_context(writer)
-        with progress("tokenizing", text.total_nbytes) as advance:
-            counts = {} if chats is None else _write_chats(text, chats, writers, advance)
-            if chats is None:
-                _pack(text, tokenizer, writers, advance)
-        if config.validation_fraction is not None:
-            _check_fraction(config.validation_fraction, writers)
-        validation = writers["validation"].finish() if "validation" in writers else None
-        return Prepared(tokenizer, writers["train"].finish(), validation, counts)
+        return self._begun.blocks
+
+    def _record(self, blocks: int, text_hash: TextHash, writers: Mapping[Split, ShardWriter]) -> None:
+        sides = {side: writer.save() for side, writer in writers.items()}
+        self._journal.write(
+            JournalEntry(
+                made_of=self._made_of,
+                blocks=blocks,
+                text_sha256=text_hash.sha256,
+                sides=sides,
+                chats=self._counts,
+            )
+        )
 
 
 def _open_text(config: TokenizeConfig) -> SplitText:
@@ -105,14 +203,6 @@ def _limited(texts: Iterator[str], limit_nbytes: int, advance: Advance) -> Itera
         yield text
 
 
-def _pack(text: SplitText, tokenizer: Tokenizer, writers: Mapping[Split, ShardWriter], advance: Advance) -> None:
-    for group in group_by_size(text.documents(), lambda labelled: len(labelled[1].text), ENCODE_CHARS):
-        encoded = tokenizer.encode_batch([document.text for _, document in group])
-        for (side, document), ids in zip(group, encoded, strict=True):
-            writers[side].add(ids, text_nbytes=len(document.text.encode()))
-        advance(sum(document.read_nbytes for _, document in group))
-
-
 def _open_chats(config: TokenizeConfig, text: SplitText, tokenizer: Tokenizer, show: ShowChat) -> ChatEncoder:
     """Shows the first chat that can be trained on. Raises DataError, with all reasons, if there is none."""
     assert config.tokenizer is not None
@@ -122,31 +212,11 @@ def _open_chats(config: TokenizeConfig, text: SplitText, tokenizer: Tokenizer, s
         try:
             show(chats.pieces(chats.encode(document)))
         except UnusableChatError as error:
-            counts.dropped[str(error)] += 1
+            counts.drop(str(error))
         else:
             return chats
     _refuse_no_chats(text.descriptions["train"], counts)
     return chats
-
-
-def _write_chats(
-    text: SplitText, chats: ChatEncoder, writers: Mapping[Split, ShardWriter], advance: Advance
-) -> dict[Split, ChatCounts]:
-    counts = {side: ChatCounts() for side in writers}
-    for side, document in text.documents():
-        try:
-            chat = chats.encode(document)
-        except UnusableChatError as error:
-            counts[side].dropped[str(error)] += 1
-        else:
-            counts[side].add(chat)
-            nbytes = len(chats.template.decode(chat.ids.tolist()).encode())
-            writers[side].add_chat(chat.ids, chat.trained, text_nbytes=nbytes)
-        advance(document.read_nbytes)
-    for side, found in counts.items():
-        if found.dropped:
-            _refuse_no_chats(text.descriptions[side], found)
-    return counts
 
 
 def _refuse_no_chats(source: str, counts: ChatCounts) -> None:

@@ -8,6 +8,8 @@ memory-mapped reader; independent of text and tokenizers.
 import bisect
 import hashlib
 import itertools
+import os
+from collections.abc import Container
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -18,7 +20,7 @@ import numpy.typing as npt
 
 from thinpipe.config.data import DEFAULT_MAX_SHARD_TOKENS, TrainOn
 from thinpipe.core.errors import DataError
-from thinpipe.core.files import AtomicFile, file_sha256, remove_durably, remove_partial_files, write_atomically
+from thinpipe.core.files import file_sha256, remove_durably, remove_partial_files, sync_folder, write_atomically
 from thinpipe.core.token_flags import BEGINS, MAX_FLAGGED_VOCABULARY, TRAINED
 from thinpipe.data.manifest import (
     CHAT_FORMAT_VERSION,
@@ -41,13 +43,33 @@ class ChatRendering(NamedTuple):
     train_on: TrainOn
 
 
-class _OpenShard:
-    """The shard being written, with its running hash."""
+class WriterState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a writer has on the disk, from which another one goes on."""
 
-    def __init__(self, path: Path) -> None:
-        self.file = AtomicFile(path)
-        self.tokens = 0
-        self.hash = hashlib.sha256()
+    shards: tuple[ShardEntry, ...]
+    """Full shards."""
+    open_tokens: int
+    """Tokens of the shard after them."""
+    documents: int
+    text_nbytes: int
+    trained_tokens: int
+    longest_chat: int
+
+
+class _OpenShard:
+    """The shard being written, with its running hash. It has its final name: a folder without a manifest is incomplete
+    whatever it holds."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], *, kept_tokens: int = 0) -> None:
+        """`kept_tokens`: tokens of an interrupted writer to keep; what comes after them is cut off."""
+        self.path, self.tokens = path, kept_tokens
+        nbytes = kept_tokens * dtype.itemsize
+        if kept_tokens and (not path.is_file() or path.stat().st_size < nbytes):
+            raise DataError(f"{path} has lost tokens since it was written: remove {path.parents[1]} to begin anew")
+        self.file = path.open("r+b" if kept_tokens else "wb")
+        self.hash = hashlib.sha256(self.file.read(nbytes) if kept_tokens else b"")
+        self.file.truncate(nbytes)
+        self.file.seek(nbytes)
 
     def write(self, ids: npt.NDArray[Any]) -> None:
         data = ids.tobytes()
@@ -55,16 +77,23 @@ class _OpenShard:
         self.hash.update(data)
         self.tokens += len(ids)
 
+    def sync(self) -> None:
+        """Returns once content and name are on the disk."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        sync_folder(self.path.parent)
+
     def commit(self) -> ShardEntry:
-        self.file.commit()
-        return ShardEntry(file=self.file.path.name, tokens=self.tokens, sha256=self.hash.hexdigest())
+        self.sync()
+        self.file.close()
+        return ShardEntry(file=self.path.name, tokens=self.tokens, sha256=self.hash.hexdigest())
 
 
 class ShardWriter:
     """Writes tokenized documents to a folder of shards, which cannot be opened before `finish`. Not for concurrent
     writers. Raises DataError if the folder already has complete tokens.
 
-    As a context manager, removes its incomplete file if the block is left without `finish`.
+    As a context manager, closes its incomplete file if the block is left without `finish`.
     """
 
     def __init__(
@@ -75,13 +104,15 @@ class ShardWriter:
         source: str,
         max_shard_tokens: int = DEFAULT_MAX_SHARD_TOKENS,
         chat: ChatRendering | None = None,
+        resume: WriterState | None = None,
     ) -> None:
-        """`chat`: how chats were rendered; None: the documents are plain text."""
+        """`chat`: how chats were rendered; None: the documents are plain text. `resume`: what `save` of an interrupted
+        writer with the same arguments returned; what it wrote later is removed, its manifest too."""
         if max_shard_tokens < 1:
             raise ValueError(f"max_shard_tokens {max_shard_tokens} must be at least 1")
-        refuse_finished_tokens(folder)
+        if resume is None:
+            refuse_finished_tokens(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        remove_tokens(folder)  # shards of an interrupted writer
         self.folder, self.vocabulary, self.source = folder, vocabulary, source
         self.max_shard_tokens = max_shard_tokens
         self.documents = self.text_nbytes = self.trained_tokens = self.longest_chat = 0
@@ -92,15 +123,51 @@ class ShardWriter:
         self._end_of_text = np.array([vocabulary.end_of_text_id], self._dtype)
         self._entries: list[ShardEntry] = []
         self._open: _OpenShard | None = None
+        if resume is None:
+            remove_tokens(folder)  # shards of an interrupted writer
+        else:
+            self._resume(resume)
 
-    def add(self, ids: npt.NDArray[np.uint32], *, text_nbytes: int) -> None:
-        """Appends one document: `ids` without the end-of-text token, and the size of its text in UTF-8 bytes."""
+    def _resume(self, state: WriterState) -> None:
+        self._entries = list(state.shards)
+        self.documents, self.text_nbytes = state.documents, state.text_nbytes
+        self.trained_tokens, self.longest_chat = state.trained_tokens, state.longest_chat
+        unfinished = {self._next_path.name} if state.open_tokens else set()
+        remove_tokens(self.folder, but=unfinished | {entry.file for entry in state.shards})
+        for entry in state.shards:
+            path, nbytes = self.folder / entry.file, entry.tokens * self._dtype.itemsize
+            if not path.is_file() or path.stat().st_size != nbytes:
+                raise DataError(f"{path} has changed since it was written: remove {path.parents[1]} to begin anew")
+        if state.open_tokens:
+            self._open = _OpenShard(self._next_path, self._dtype, kept_tokens=state.open_tokens)
+
+    @property
+    def _next_path(self) -> Path:
+        return self.folder / f"shard-{len(self._entries):05d}.bin"
+
+    def save(self) -> WriterState:
+        """What has been added, once it is on the disk."""
+        if self._open is not None:
+            self._open.sync()
+        return WriterState(
+            shards=tuple(self._entries),
+            open_tokens=0 if self._open is None else self._open.tokens,
+            documents=self.documents,
+            text_nbytes=self.text_nbytes,
+            trained_tokens=self.trained_tokens,
+            longest_chat=self.longest_chat,
+        )
+
+    def add(self, ids: npt.NDArray[np.uint32], *, text_nbytes: int, ends_document: bool = True) -> None:
+        """Appends a document, or a part of one: `ids` without the end-of-text token, and the size of its text in UTF-8
+        bytes."""
         if self.chat is not None:
             raise ValueError("a folder of chats has no documents of plain text")
         self._check_ids(ids)
         self._append(ids.astype(self._dtype))
-        self._append(self._end_of_text)
-        self.documents += 1
+        if ends_document:
+            self._append(self._end_of_text)
+            self.documents += 1
         self.text_nbytes += text_nbytes
 
     def add_chat(self, ids: npt.NDArray[np.uint32], trained: npt.NDArray[np.bool_], *, text_nbytes: int) -> None:
@@ -150,7 +217,7 @@ class ShardWriter:
     def _append(self, ids: npt.NDArray[Any]) -> None:
         while len(ids):
             if self._open is None:
-                self._open = _OpenShard(self.folder / f"shard-{len(self._entries):05d}.bin")
+                self._open = _OpenShard(self._next_path, self._dtype)
             room = self.max_shard_tokens - self._open.tokens
             self._open.write(ids[:room])
             ids = ids[room:]
@@ -168,7 +235,7 @@ class ShardWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._open is not None:
-            self._open.file.discard()
+            self._open.file.close()
 
 
 class Tokens:
@@ -239,10 +306,11 @@ def refuse_finished_tokens(folder: Path) -> None:
         raise DataError(f"{folder} already holds finished tokens: choose another folder, or pass --overwrite")
 
 
-def remove_tokens(folder: Path) -> None:
-    """Removes manifest, shards and temporary files, and no other file. The manifest is removed first, so that a partly
-    removed folder cannot be opened."""
+def remove_tokens(folder: Path, *, but: Container[str] = ()) -> None:
+    """Removes manifest, shards and temporary files, and no other file; `but`: names of shards to keep. The manifest is
+    removed first, so that a partly removed folder cannot be opened."""
     remove_durably(folder / MANIFEST_NAME)
     for shard in folder.glob("shard-*.bin"):
-        shard.unlink()
+        if shard.name not in but:
+            shard.unlink()
     remove_partial_files(folder)

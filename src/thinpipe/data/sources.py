@@ -33,6 +33,11 @@ class Source(Protocol):
         """Bytes to read, when that is known before reading."""
         ...
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files to read; none of data sets."""
+        ...
+
     def documents(self) -> Iterator[Document]: ...
 
 
@@ -62,6 +67,7 @@ class HuggingFaceSource:
     chats: bool = False
 
     total_nbytes: int | None = None
+    files: tuple[Path, ...] = ()
 
     @property
     def description(self) -> str:
@@ -88,6 +94,10 @@ class JoinedSource:
     def total_nbytes(self) -> int | None:
         sizes = [part.total_nbytes for part in self.parts]
         return sum(size for size in sizes if size is not None) if None not in sizes else None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(file for part in self.parts for file in part.files)
 
     def documents(self) -> Iterator[Document]:
         for part in self.parts:
@@ -179,6 +189,10 @@ class SplitText:
         sizes = [source.total_nbytes for source in (self.train, self.validation) if source is not None]
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) and self.max_documents is None else None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (*self.train.files, *(() if self.validation is None else self.validation.files))
 
     def documents(self) -> Iterator[tuple[Split, Document]]:
         if self.validation is not None:

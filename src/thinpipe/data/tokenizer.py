@@ -27,6 +27,7 @@ ENCODE_CHARS = 2**22
 
 _MAIN, _CONFIG, _SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 _COPIED_FILES = (_CONFIG, _SPECIAL, "chat_template.jinja")
+TOKENIZER_FILES = (_MAIN, *_COPIED_FILES)
 
 
 class Tokenizer:

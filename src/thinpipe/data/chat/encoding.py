@@ -2,7 +2,6 @@
 and the counts of what became of all records."""
 
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -47,7 +46,7 @@ class ChatCounts:
     """Chats in which somebody's words hold the text of a special token."""
     tokens: int = 0
     trained_tokens: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
+    dropped: dict[str, int] = field(default_factory=dict)
     """Chats that were left out, by reason."""
 
     def add(self, chat: EncodedChat) -> None:
@@ -56,6 +55,9 @@ class ChatCounts:
         self.with_special_tokens += chat.holds_special_tokens
         self.tokens += len(chat.ids)
         self.trained_tokens += int(chat.trained.sum())
+
+    def drop(self, reason: str) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def describe_dropped(self) -> str:
         return "; ".join(
