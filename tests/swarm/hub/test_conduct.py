@@ -204,11 +204,10 @@ def test_what_no_honest_peer_contributes_is_refused_in_its_name(change, message)
 def test_the_log_has_what_the_sums_show():
     steps = Steps()
     steps.step()
-    honest = step(11)
-    assert steps.told("anna", honest) == (honest, "")
     event, wrong = steps.told("anna", step(11, loss=1.0))
     assert (event.loss, event.grad_norm) == (2.0, 6**0.5)
     assert wrong.startswith("anna reports loss 1 ")
+    assert steps.told("anna", step(11)) == (None, "anna reports step 11 again")
     assert steps.told("anna", step(12)) == (None, "anna reports step 12, which was not computed")
     for kind in (Retried, Skipped):
         fields = {"boundary": 1, "forward": True, "reason": "bad"} if kind is Retried else {"loss": None}
@@ -222,6 +221,8 @@ def test_the_log_has_what_the_sums_show():
     true = Retried(step=12, culprit="state", sender="anna", boundary=1, forward=True, reason="bad")
     assert steps.told("anna", true) == (true, "")
     steps.steps(4)
+    honest = step(14)
+    assert steps.told("anna", honest) == (honest, "")
     over = Stopped(step=15, reason="finished")
     assert steps.told("anna", over) == (over, "")
 

@@ -24,6 +24,8 @@ _ORDERLY_ENDS = {
 """By reason with which training stops (`core.events.Stopped`): message for people."""
 _OUTSIDE_CAUSES = ("kicked", "rebalance", "accused")
 """Causes for the end of a generation that say nothing about the conduct of the peer."""
+_MAX_TOLD = 10
+"""False reports of a generation of which the hub's owner is told."""
 
 
 class Conduct:
@@ -34,6 +36,8 @@ class Conduct:
         self.suspects, self.record = Suspects(self.suspensions), None
         self._members = members
         self._generation: Generation | None = None
+        self._false_reports = 0
+        """Of the first peer of the generation."""
         self._rulings: list[Ruling] = []
         self._suspended: list[Ruling] = []
 
@@ -43,6 +47,7 @@ class Conduct:
     def begin(self, generation: Generation, layout: StepLayout, step: int) -> StepRecord:
         """A generation begins from the checkpoint of this step."""
         self._generation, alarms = generation, self.pop_alarms()
+        self._false_reports = 0
         self.record = StepRecord(
             layout, generation.names, step=step, diverged_steps=tuple(self.suspects.diverged_steps)
         )
@@ -162,7 +167,11 @@ class Conduct:
         if self.record is None:
             return None, ""
         true, wrong = self.record.compared(event)
-        return true, f"{name} reports {wrong}" if wrong else ""
+        self._false_reports += bool(wrong)
+        if not wrong or self._false_reports > _MAX_TOLD:
+            return true, ""
+        more = "; what follows of this kind is not said before the next generation"
+        return true, f"{name} reports {wrong}{more if self._false_reports == _MAX_TOLD else ''}"
 
 
 def _left(names: Sequence[str]) -> GenerationEnd:

@@ -14,6 +14,7 @@ from thinpipe.swarm.hub.membership import Generation
 from thinpipe.swarm.hub.services.files import ExpectedFile, FileRange
 from thinpipe.swarm.hub.step_record import StepLayout
 from thinpipe.swarm.protocol.messages import AnnouncementReply, CheckpointAnnouncement, Measure, RestoreFiles
+from thinpipe.swarm.protocol.signed_files import SignedFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +142,10 @@ class RunHost(Protocol):
     ) -> AnnouncementReply:
         """A peer has saved its part of a checkpoint, and has signed it with this key. Announcements of any generation
         but the newest are refused."""
+        ...
+
+    def own_files(self, peer: str, announced: CheckpointAnnouncement) -> list[SignedFile]:
+        """Those of the announced files that this peer holds, each name once: the others count for nothing."""
         ...
 
     def refuse_announcement(self, peer: str, generation: int, reason: str) -> AnnouncementReply:

@@ -285,7 +285,7 @@ class Hub:
         if latest is None or latest.number != request.generation or peer not in latest.names:
             return _encode(AnnouncementReply(refusal="the checkpoint is not of the current generation"))
         occasion = Occasion(run=self.broker.fingerprint, generation=request.generation, step=request.step)
-        unsigned = await asyncio.to_thread(first_unsigned, request.files, public_key, occasion)
+        unsigned = await asyncio.to_thread(first_unsigned, self.run_host.own_files(peer, request), public_key, occasion)
         if unsigned:
             reason = f"{unsigned} is not signed with the key of {peer}"
             verdict = self.run_host.refuse_announcement(peer, request.generation, reason)

@@ -33,6 +33,9 @@ from thinpipe.training.step_vector import (
     StepVector,
 )
 
+_EVENTS, _EVENTS_PER_STEP = 20, 10
+"""Events beside those of steps that the first peer may report in a generation, and more for each of its steps. Training
+reports fewer than half as many."""
 _REMEMBERED_STEPS = 1000
 """Number of latest steps of which loss and norm are kept for events that arrive late."""
 Values = npt.NDArray[np.float64]
@@ -134,6 +137,8 @@ class StepRecord:
         self._suspects: set[str] = set(names)
         """Peers that may have caused all that was bad since the last good step."""
         self._first_bad = 0
+        self._begun_at, self._others, self._last_reported = step, 0, step
+        """Step from which the generation starts, events reported beside those of steps, and the last step reported."""
         self._figures: dict[int, tuple[float, float]] = {}
         """Loss and gradient norm, by step."""
         self._faults: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED_STEPS)
@@ -196,9 +201,17 @@ class StepRecord:
     def compared(self, event: AnyEvent) -> tuple[AnyEvent | None, str]:
         """The event that a peer reports, as it may enter the log, and what is wrong with it, in words. None: it may
         not."""
+        if not isinstance(event, Step):
+            self._others += 1
+            if self._others > _EVENTS + _EVENTS_PER_STEP * (self.finished - self._begun_at):
+                return None, "more events than its steps have, which are not logged"
         match event:
+            case Step() if event.step <= self._last_reported:
+                return None, f"step {event.step} again"
             case Step() | Skipped() if not self.knows:
-                self.finished = max(self.finished, event.step)
+                self.finished = max(self.finished, min(event.step, self.layout.steps))
+                if isinstance(event, Step):
+                    self._last_reported = event.step
             case Step():
                 return self._step(event)
             case BoundaryAlarm() if self.knows:  # the hub has seen the same
@@ -214,6 +227,7 @@ class StepRecord:
     def _step(self, event: Step) -> tuple[Step | None, str]:
         if event.step not in self._figures:
             return None, f"step {event.step}, which was not computed"
+        self._last_reported = event.step
         loss, norm = self._figures[event.step]
         if (event.loss, event.grad_norm) == (loss, norm):
             return event, ""

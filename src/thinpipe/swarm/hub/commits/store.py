@@ -7,6 +7,7 @@ The ledger decides; here its decisions meet the disk. A file is accepted only fr
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -34,9 +35,11 @@ from thinpipe.swarm.hub.commits.recovery import (
 )
 from thinpipe.swarm.hub.services.files import ExpectedFile, FileRange
 from thinpipe.swarm.protocol.messages import AnnouncementReply, CheckpointAnnouncement, RestoreFiles
-from thinpipe.swarm.protocol.signed_files import COMMIT_FILE, Maker
+from thinpipe.swarm.protocol.signed_files import COMMIT_FILE, Maker, SignedFile
 
 _LOG = logging.getLogger(__name__)
+_MAX_NAMED = 5
+"""Refusals of one peer in one generation that are logged and printed."""
 
 
 class CommitStore:
@@ -58,6 +61,8 @@ class CommitStore:
         """Key with which each peer of the generation has signed."""
         self._refused: dict[str, str] = {}
         """See `refusals`; by peer."""
+        self._named: Counter[str] = Counter()
+        """Refusals of the generation that were logged, by peer."""
         try:
             save_newest_manifest(self._newest_manifest_path, newest.manifest)
         except OSError:  # then only the commit log says which checkpoint is the newest
@@ -86,6 +91,7 @@ class CommitStore:
         """A generation begins. `held`: the files of the layers of each peer."""
         self.ledger.begin(generation, held)
         self._public_keys, self._refused = {}, {}
+        self._named.clear()
 
     @property
     def refusals(self) -> list[str]:
@@ -146,15 +152,24 @@ class CommitStore:
             files={name: file for name, file in files.items() if name not in foreign},
         )
 
+    def own_files(self, peer: str, announced: CheckpointAnnouncement) -> list[SignedFile]:
+        files = {file.name: file for file in announced.files}
+        foreign = self.ledger.foreign_files(peer, files)
+        return [file for name, file in files.items() if name not in foreign]
+
     def refuse_announcement(self, peer: str, generation: int, reason: str) -> AnnouncementReply:
         """Refuses what a peer has announced, and says so to the hub's owner."""
         self._name(peer, generation, f"the checkpoint of {peer} was refused: {reason}")
         return AnnouncementReply(refusal=reason)
 
     def _name(self, peer: str, generation: int, reason: str) -> None:
-        """Logs and prints that something was refused, once for each peer and reason of a generation."""
-        if generation == self.ledger.generation and self._refused.get(peer) != reason:
-            self._refused[peer] = reason
+        """Logs and prints that something was refused, a few times for each peer in a generation: a reason names what
+        the peer has made up."""
+        if generation != self.ledger.generation or self._refused.get(peer) == reason:
+            return
+        self._refused[peer] = reason
+        self._named[peer] += 1
+        if self._named[peer] <= _MAX_NAMED:
             self._record(FilesRefused(step=self.committed, peer=peer, reason=reason))
 
     def _record(self, event: AnyEvent) -> None:

@@ -76,7 +76,7 @@ _GIGABIT = 125e6
 """Bytes per second of a link of 1 Gbit/s, faster than the homes' links that runs are made for."""
 
 
-def _question(*, max_nbytes: int = 64 << 10) -> Budget:
+def _question(*, max_nbytes: int = 64 << 10, max_at_once: int = 32) -> Budget:
     """A question that an honest peer repeats a few times a second at most. The burst is for starts, when every file and
     every layer is asked for, and for what has piled up while the hub was suspended."""
     return Budget(
@@ -85,7 +85,7 @@ def _question(*, max_nbytes: int = 64 << 10) -> Budget:
         burst_seconds=20,
         max_nbytes=max_nbytes,
         max_unanswered=32,
-        max_at_once=32,
+        max_at_once=max_at_once,
     )
 
 
@@ -117,9 +117,10 @@ BUDGETS: dict[str, Budget] = {
     "status": _question(max_nbytes=1 << 10),
     "admin": _question(max_nbytes=1 << 10),
     "renew": _question(max_nbytes=1 << 10),
-    "reach": _question(max_nbytes=1 << 10),
+    # Takes a thread while names or signatures are looked at: one peer must not take all threads.
+    "reach": _question(max_nbytes=1 << 10, max_at_once=1),
     # A manifest names every file of a checkpoint, with about 150 bytes each.
-    "checkpoint": _question(max_nbytes=2 << 20),
+    "checkpoint": _question(max_nbytes=2 << 20, max_at_once=1),
     # Three batches ahead in each of two splits, a batch a step; replies of megabytes.
     "tokens": Budget(
         per_second=500, nbytes_per_second=_GIGABIT, max_nbytes=1 << 10, max_unanswered=32, max_at_once=4

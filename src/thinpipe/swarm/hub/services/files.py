@@ -206,14 +206,18 @@ class FileDigests:
     """Cache of sha256 digests, invalidated when a file's mtime, size or inode changes."""
 
     def __init__(self) -> None:
-        self._locks = PathLocks()
+        self._hashing = asyncio.Lock()
+        """One file at a time is read: whoever asks for many must not take all threads of the hub."""
         self._known: dict[Path, tuple[tuple[int, int, int], str]] = {}
 
     async def of(self, path: Path) -> tuple[int, str]:
         """Size in bytes and sha256 of the file. Raises OSError if the file cannot be read."""
-        async with self._locks[path]:
-            status = await asyncio.to_thread(os.stat, path)
-            content = (status.st_mtime_ns, status.st_size, status.st_ino)
+        content = await _content(path)
+        known, sha256 = self._known.get(path, (None, ""))
+        if known == content:
+            return content[1], sha256
+        async with self._hashing:
+            content = await _content(path)
             known, sha256 = self._known.get(path, (None, ""))
             if known != content:
                 sha256 = await asyncio.to_thread(file_sha256, path)
@@ -221,4 +225,10 @@ class FileDigests:
                 self._known[path] = (content, sha256)
                 if len(self._known) > _MAX_CACHED:
                     del self._known[next(iter(self._known))]
-            return status.st_size, sha256
+        return content[1], sha256
+
+
+async def _content(path: Path) -> tuple[int, int, int]:
+    """What changes with the content of a file; the second number is its size in bytes."""
+    status = await asyncio.to_thread(os.stat, path)
+    return status.st_mtime_ns, status.st_size, status.st_ino
