@@ -1,5 +1,6 @@
 """Codecs by name: stated bytes, what is decoded, settings that are refused."""
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -104,6 +105,14 @@ def test_a_shape_that_no_message_has_is_refused(shape):
 def test_a_data_type_that_is_not_of_floating_point_is_refused(dtype):
     with pytest.raises(thinpipe.UserError, match=r"write a floating-point type of torch, as torch.bfloat16"):
         thinpipe.codec("int4", SHAPE, dtype=dtype)
+
+
+def test_numbers_of_numpy_are_numbers():
+    shape = torch.zeros(SHAPE).shape
+    codec = thinpipe.codec("topk", shape, keep=np.float64(0.25), feedback="ef", seed=np.int64(3))
+    thinpipe.codec("topk", np.array(SHAPE), keep=0.25, feedback="ef", seed=3).load_codec_state(codec.codec_state())
+    with pytest.raises(thinpipe.UserError, match="seed is 'a': write a whole number"):
+        thinpipe.codec("int4", SHAPE, seed="a")
 
 
 def test_what_is_no_tensor_is_refused(values):

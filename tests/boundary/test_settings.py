@@ -69,6 +69,9 @@ def test_what_makes_no_sense_is_refused_with_advice(table, message):
         ),
         ({"states": CompressionConfig(kind="topk", keep=0.1, format="fp16")}, "format is 'fp16': there are fp32, bf16"),
         ({"states": "int4"}, "boundary.states is 'int4': write a CompressionConfig"),
+        ({"states": CompressionConfig(kind="quantise", bits="4")}, "boundary.states.bits is '4': write a whole number"),
+        ({"states": CompressionConfig(kind="topk", keep="0.1")}, "keep is '0.1': write a number"),
+        ({"states": CompressionConfig(kind="quantise", bits=4, rotate="yes")}, "rotate is 'yes': write True or False"),
         ({"method": "dense"}, "boundary.method is 'dense': there are none, subspace, None"),
     ],
 )

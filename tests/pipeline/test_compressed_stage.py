@@ -238,19 +238,21 @@ def test_stages_that_were_made_differently_say_so_before_the_first_message(tmp_p
     assert done.returncode == 1
     assert (
         "UserError: stages 0 and 1 were made with different settings (0 -> 1): boundary.forward int8 -> int4; "
-        "boundary.backward int8 -> int4: make all stages with the same"
+        "boundary.backward int8 -> int4: make all with the same"
     ) in done.stderr
     assert "terminate called" not in done.stderr
 
 
-def test_what_is_no_settings_is_refused():
+def test_what_is_no_settings_or_of_another_step_is_refused():
     codecs = BoundaryCodecs((0, 1), 2, shape=SHAPE, boundary="int4", dtype=torch.float32, seed=0)
-    message = codecs.settings_message()
+    message = codecs.settings_message(3)
     assert message.shape == (SETTINGS_NBYTES,)
-    codecs.compare_settings(message, previous=0)
+    codecs.compare_settings(message, 3, previous=0)
+    with pytest.raises(thinpipe.UserError, match=r"step_number 3 -> -1: load_codec_state in all stages or in none"):
+        codecs.compare_settings(message, -1, previous=0)
     for wrong in (torch.zeros_like(message), torch.tensor([*b"[" * 2000], dtype=torch.uint8), message[:100]):
         with pytest.raises(thinpipe.UserError, match="there are no settings of a boundary"):
-            codecs.compare_settings(wrong, previous=0)
+            codecs.compare_settings(wrong, 3, previous=0)
 
 
 def test_a_state_of_another_shape_is_refused():

@@ -8,7 +8,7 @@ directions from a name.
 import difflib
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -115,7 +115,7 @@ class Codec:
 
 def codec(
     name: str,
-    shape: tuple[int, int, int],
+    shape: Sequence[int],
     *,
     dtype: torch.dtype = torch.float32,
     stochastic: bool = False,
@@ -132,6 +132,7 @@ def codec(
     lowrank round to nearest even all the same. Sender and receiver need the same `seed`. Raises UserError for an
     unknown name, and for settings without effect or out of range.
     """
+    seed, settings = whole_number("seed", seed), {key: _plain(value) for key, value in settings.items()}
     if name in FORMATS:
         if settings:
             raise UserError(f"the number format {name} has no settings: leave out {', '.join(settings)}")
@@ -184,7 +185,7 @@ def _refuse_token_ids(config: BoundaryConfig) -> BoundaryConfig:
     return config
 
 
-def message_shape(shape: tuple[int, int, int], dtype: torch.dtype) -> MessageShape:
+def message_shape(shape: Sequence[int], dtype: torch.dtype) -> MessageShape:
     """Shape of messages without token ids. Raises UserError for a shape or data type that no message has."""
     try:
         batch, tokens, width = map(operator.index, shape)
@@ -198,6 +199,19 @@ def message_shape(shape: tuple[int, int, int], dtype: torch.dtype) -> MessageSha
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise UserError(f"dtype is {dtype!r}: write a floating-point type of torch, as torch.bfloat16")
     return MessageShape(batch=batch, tokens=tokens, width=width, vocab_size=0, dtype=dtype)
+
+
+def whole_number(name: str, value: Any) -> int:
+    """The argument as an int, also of numpy. Raises UserError if it is no whole number."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UserError(f"{name} is {value!r}: write a whole number") from None
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch as one of Python."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def _unknown(name: str) -> UserError:

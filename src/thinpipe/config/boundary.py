@@ -1,6 +1,7 @@
 """Settings of a model's boundaries: number format and compression of states and gradients. Imports no torch."""
 
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -164,6 +165,13 @@ def refuse_registered_name(kind: Any, where: str) -> None:
         )
 
 
+_NUMBERS: dict[type, tuple[Any, str]] = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    bool: (bool, "True or False"),
+}
+
+
 def _refuse_unknown_choices(config: "BoundaryConfig | CompressionConfig", where: str) -> None:
     """Raises UserError for a setting that is not one of its choices: Python does not compare types."""
     for setting in fields(config):
@@ -171,6 +179,9 @@ def _refuse_unknown_choices(config: "BoundaryConfig | CompressionConfig", where:
         choices = tuple(COMPRESSION_SETTINGS) if setting.name == "kind" else _choices(setting.type)
         if choices and value not in choices:
             raise UserError(f"{where}.{setting.name} is {value!r}: there are {', '.join(map(str, choices))}")
+        for wanted, (kind, words) in _NUMBERS.items():
+            if wanted in (get_args(setting.type) or (setting.type,)) and not isinstance(value, kind | None):
+                raise UserError(f"{where}.{setting.name} is {value!r}: write {words}")
         if setting.name in ("states", "gradients"):
             if not isinstance(value, CompressionConfig):
                 raise UserError(f"{where}.{setting.name} is {value!r}: write a CompressionConfig")

@@ -3,14 +3,14 @@
 Used by `CompressedStage` (the boundaries before and after one stage) and `CompressedSequential` (all boundaries).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from thinpipe.boundary.codec import boundary_config, message_shape
+from thinpipe.boundary.codec import boundary_config, message_shape, whole_number
 from thinpipe.boundary.contract import BoundaryMethod, MessageId, codec_state_parts
 from thinpipe.boundary.registry import make_method
 from thinpipe.boundary.settings_tensor import changed_settings, settings_tensor
@@ -30,7 +30,7 @@ class BoundaryCodecs:
         stages: Collection[int],
         num_stages: int,
         *,
-        shape: tuple[int, int, int],
+        shape: Sequence[int],
         boundary: str | BoundaryConfig,
         dtype: torch.dtype,
         seed: int,
@@ -39,14 +39,14 @@ class BoundaryCodecs:
         config, shape_and_dtype = boundary_config(boundary), message_shape(shape, dtype)
         if dtype not in (torch.float32, torch.bfloat16):
             raise UserError(f"dtype is {dtype}: between stages write torch.float32 or torch.bfloat16")
-        self._stages, self._seed = stages, seed
+        self._stages, self._seed = stages, whole_number("seed", seed)
         self._shape = (shape_and_dtype.batch, shape_and_dtype.tokens, shape_and_dtype.width)
         self._methods = {
-            index: make_method(config, shape_and_dtype, in_subspace=False, seed=seed)
+            index: make_method(config, shape_and_dtype, in_subspace=False, seed=self._seed)
             for index in range(num_stages - 1)
             if index in stages or index + 1 in stages
         }
-        settings = {"shape": list(self._shape), "dtype": str(dtype), "seed": seed, "boundary": config}
+        settings = {"shape": list(self._shape), "dtype": str(dtype), "seed": self._seed, "boundary": config}
         self._settings: dict[str, Any] = msgspec.to_builtins(settings, enc_hook=str)
 
     def method(self, boundary: int, *, training: bool) -> BoundaryMethod:
@@ -75,18 +75,21 @@ class BoundaryCodecs:
                 "shape of one micro-batch, and leave out a smaller last batch (drop_last=True of a DataLoader)"
             )
 
-    def settings_message(self) -> Tensor:
-        """The settings for the next stage, uint8 [SETTINGS_NBYTES]."""
-        return settings_tensor(self._settings, SETTINGS_NBYTES)
+    def settings_message(self, step_number: int) -> Tensor:
+        """The settings and the number of the last step for the next stage, uint8 [SETTINGS_NBYTES]."""
+        return settings_tensor({**self._settings, _STEP: step_number}, SETTINGS_NBYTES)
 
-    def compare_settings(self, message: Tensor, *, previous: int) -> None:
-        """Raises UserError if the previous stage was made with other settings: the messages would have another length,
-        or decode to other numbers."""
-        if changed := changed_settings(message, self._settings):
-            raise UserError(
-                f"stages {previous} and {previous + 1} were made with different settings ({previous} -> "
-                f"{previous + 1}): {changed}: make all stages with the same"
-            )
+    def compare_settings(self, message: Tensor, step_number: int, *, previous: int) -> None:
+        """Raises UserError if the previous stage was made with other settings, or is at another step: the messages
+        would have another length, or decode to other numbers."""
+        changed = changed_settings(message, {**self._settings, _STEP: step_number})
+        if not changed:
+            return
+        advice = "load_codec_state in all stages or in none" if changed.startswith(_STEP) else "make all with the same"
+        raise UserError(
+            f"stages {previous} and {previous + 1} were made with different settings ({previous} -> {previous + 1}): "
+            f"{changed}: {advice}"
+        )
 
     def state(self, step_number: int) -> dict[str, Tensor]:
         """Step number, and for each end of a boundary in this process its settings (JSON as uint8) and codec state."""

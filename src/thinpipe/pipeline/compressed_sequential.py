@@ -24,7 +24,7 @@ class CompressedSequential(nn.Module):
         self,
         stages: Sequence[nn.Module],
         *,
-        shape: tuple[int, int, int],
+        shape: Sequence[int],
         boundary: str | BoundaryConfig = "int4",
         dtype: torch.dtype = torch.float32,
         seed: int = 0,

@@ -5,7 +5,7 @@ whose stages exchange one tensor [B, T, W].
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class CompressedStage(EncodedStage):
         num_stages: int,
         device: torch.device | str,
         *,
-        shape: tuple[int, int, int],
+        shape: Sequence[int],
         boundary: str | BoundaryConfig = "int4",
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
@@ -133,10 +133,11 @@ class CompressedStage(EncodedStage):
         """Before the first message. Only a stage waits, for the one before it, so that all stages come to their turn in
         every schedule; it posts no other receive until then, since gloo ends a process that gets too long a message."""
         if self.states_out is not None:
-            self.states_out.send(self._codecs.settings_message().to(self.device), Label(), 0)
+            self.states_out.send(self._codecs.settings_message(self.step_number).to(self.device), Label(), 0)
         if self.states_in is not None:
             self.states_in.expect(1, SETTINGS_NBYTES, Label())
-            self._codecs.compare_settings(self.states_in.receive(0), previous=self.stage_index - 1)
+            message = self.states_in.receive(0)
+            self._codecs.compare_settings(message, self.step_number, previous=self.stage_index - 1)
 
     @property
     def state_nbytes(self) -> int:
