@@ -1,11 +1,15 @@
 """Codecs by name: stated bytes, what is decoded, settings that are refused."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import thinpipe
+from thinpipe.boundary.registry import COMPRESSORS
+from thinpipe.config.boundary import COMPRESSION_SETTINGS
 
 SHAPE = (2, 8, 32)
 SETTINGS = {"topk": {"keep": 0.25}, "quantise": {"bits": 4}, "lowrank": {"rank": 4}}
@@ -176,6 +180,57 @@ def test_other_shapes_and_lengths_are_refused(values):
         codec.encode(values[:1])
     with pytest.raises(ValueError, match=r"for a codec of 544 bytes"):
         codec.decode(codec.encode(values)[1:])
+
+
+@pytest.fixture
+def registry():
+    """Forgets at the end what the test has registered."""
+    before = [(table, dict(table)) for table in (COMPRESSORS, COMPRESSION_SETTINGS)]
+    yield
+    for table, entries in before:
+        table.clear()
+        table.update(entries)
+
+
+class Halves(thinpipe.Compressor):
+    """float16, of which `encode` or `decode` may make something else."""
+
+    def __init__(self, shape, _settings, _seed, encoded=slice(None), decoded=slice(None)):
+        self.shape, self.encoded, self.decoded, self.nbytes = shape, encoded, decoded, shape.rows * shape.width * 2
+
+    def encode(self, values_BTW, _context):
+        return values_BTW.half().flatten().view(torch.uint8)[self.encoded]
+
+    def decode(self, data, _context):
+        return data.view(torch.float16).float().view(SHAPE)[self.decoded]
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_compressor_that_does_not_do_what_it_states_is_named(values):
+    for name, wrong in (("halves", {}), ("short", {"encoded": slice(9)}), ("fewer", {"decoded": slice(1)})):
+        thinpipe.register_compressor(name, partial(Halves, **wrong))
+    codec = thinpipe.codec("halves", SHAPE)
+    assert torch.equal(codec.decode(codec.encode(values)), values.half().float())
+    with pytest.raises(ValueError, match=r"^Codec\('short', .* encoded a tensor as \(9,\) torch.uint8: its compressor"):
+        thinpipe.codec("short", SHAPE).encode(values)
+    with pytest.raises(ValueError, match=r"^Codec\('fewer', .* to \(1, 8, 32\), not \(2, 8, 32\): its compressor"):
+        thinpipe.codec("fewer", SHAPE).decode(codec.encode(values))
+
+
+@pytest.mark.usefixtures("registry")
+def test_what_cannot_be_registered_is_refused_and_a_class_that_is_defined_anew_is_not():
+    def define():
+        return type("Anew", (Halves,), {"__module__": "notebook", "__qualname__": "Anew"})
+
+    for _ in range(2):
+        thinpipe.register_compressor("anew", define())
+        thinpipe.register_compressor("fewer", partial(define(), encoded=slice(9)))
+    with pytest.raises(thinpipe.UserError, match="already a compressor named 'anew'"):
+        thinpipe.register_compressor("anew", Halves)
+    with pytest.raises(thinpipe.UserError, match="levels: no field of CompressionConfig"):
+        thinpipe.register_compressor("with-levels", Halves, ("bits", "levels"))
+    with pytest.raises(thinpipe.UserError, match="3 makes no compressor: write the class"):
+        thinpipe.register_compressor("three", 3)
 
 
 class Taken(thinpipe.Compressor):

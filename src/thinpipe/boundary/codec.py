@@ -65,13 +65,20 @@ class Codec:
             training=True,
             uniform=(lambda like: message.uniform(like, "codec")) if self._settings["stochastic"] else None,
         )
-        return unshared(self._checked(self._direction.encode(values_BTW.float(), context)), values_BTW)
+        data = self._direction.encode(values_BTW.float(), context)
+        if data.dtype != torch.uint8 or data.shape != (self.nbytes,):
+            raise ValueError(f"{self!r} encoded a tensor as {tuple(data.shape)} {data.dtype}: its compressor has a bug")
+        return unshared(data, values_BTW)
 
     @torch.no_grad()
     def decode(self, data: Tensor) -> Tensor:
         """[B, T, W] in the codec's data type, on the device of `data`, in memory of its own. Raises ValueError if the
         length is wrong."""
         values_BTW = self._direction.decode(self._checked(data), MessageContext(training=True))
+        if values_BTW.shape != (shape := _dimensions(self._direction.shape)):
+            raise ValueError(
+                f"{self!r} decoded a message to {tuple(values_BTW.shape)}, not {shape}: its compressor has a bug"
+            )
         return unshared(values_BTW.to(self._direction.shape.dtype), data)
 
     def _checked(self, data: Tensor) -> Tensor:

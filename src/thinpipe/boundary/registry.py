@@ -4,7 +4,10 @@ A new compressor or feedback codec needs a module and an entry here; the contrac
 """
 
 from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from thinpipe.boundary.aqsgd import AqSgd
 from thinpipe.boundary.contract import BoundaryMethod, Compressor, DirectionCodec, MessageShape
@@ -47,11 +50,27 @@ def register_compressor(
     `Compressor`. `settings` are the fields of `CompressionConfig` that apply to it; the first is required. The name is
     for a run in one process, whose settings have a `BoundaryConfig` object, and for pipelines of your own, where every
     process registers it: processes that `train` starts, files, dictionaries of settings and `plan` do not know it.
-    Raises UserError if the name is taken by another compressor.
+    A class that is defined anew, as by a cell of a notebook that is run again, replaces the old one. Numbers of your
+    own come with `functools.partial`, under a name for each: `register_compressor("mine-3", partial(Mine, levels=3))`.
+    Raises UserError if the name is taken by another compressor, or a setting is no field of `CompressionConfig`.
     """
-    if COMPRESSORS.get(name, compressor) is not compressor or name in ("none", *FORMATS):
+    if not callable(compressor):
+        raise UserError(f"{compressor!r} makes no compressor: write the class, or a function that returns one")
+    if name in ("none", *FORMATS) or _place(COMPRESSORS.get(name, compressor)) != _place(compressor):
         raise UserError(f"there is already a compressor named {name!r}: choose another name")
+    if unknown := {*settings} - {field.name for field in fields(CompressionConfig)}:
+        raise UserError(
+            f"{', '.join(sorted(unknown))}: no field of CompressionConfig, and compressors have no other settings: "
+            "register functools.partial(YourClass, ...) under a name for each value"
+        )
     COMPRESSORS[name], COMPRESSION_SETTINGS[name] = compressor, settings
+
+
+def _place(compressor: Any) -> Any:
+    """Module and name of a class or function, the same when it is defined anew; of others the object itself."""
+    compressor = compressor.func if isinstance(compressor, partial) else compressor
+    name = getattr(compressor, "__qualname__", None)
+    return (compressor.__module__, name) if name is not None and "<" not in name else compressor
 
 
 def make_method(settings: BoundaryConfig, shape: MessageShape, *, in_subspace: bool, seed: int) -> BoundaryMethod:
