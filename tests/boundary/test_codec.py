@@ -134,7 +134,7 @@ def test_what_is_no_tensor_is_refused(values):
 def test_a_codec_prints_what_it_is():
     text = repr(thinpipe.codec("topk", SHAPE, keep=0.25))
     assert text.startswith("Codec('topk', shape=[2, 8, 32], ")
-    assert text.endswith("keep=0.25): 320 bytes")
+    assert text.endswith("keep=0.25, nbytes=320)")
 
 
 @pytest.mark.parametrize(("name", "feedback"), [("topk", "ef"), ("topk", "ef21"), ("int4", None)])

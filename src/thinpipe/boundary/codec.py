@@ -40,7 +40,7 @@ class Codec:
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self._settings.items() if name != "name")
-        return f"Codec({self._settings['name']!r}, {settings}): {self.nbytes} bytes"
+        return f"Codec({self._settings['name']!r}, {settings}, nbytes={self.nbytes})"
 
     @property
     def nbytes(self) -> int:
