@@ -1,4 +1,4 @@
-"""The memory law against the allocator of real steps: a few here, all of them in the long tier; and the page of all."""
+"""The memory law against the allocator of real steps, in the long tier; and the page of all."""
 
 import json
 import sys
@@ -26,9 +26,8 @@ without units for it: 33 of 300 MB here."""
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the highest resident set can be reset on Linux only")
 
 
-@pytest.mark.parametrize(
-    "cases", [FEW, pytest.param(sorted(set(all_cases()) - set(FEW)), marks=pytest.mark.long)], ids=["few", "others"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("cases", [FEW, sorted(set(all_cases()) - set(FEW))], ids=["few", "others"])
 def test_the_law_is_within_a_tenth_of_the_allocator(cases):
     peaks = measure(cases)
     errors = {case.key: error(case, peaks[case.key]) for case in cases}

@@ -10,6 +10,7 @@ TRAINED_MILLIONS = {"Qwen3-0.6B": 10, "Llama-3.1-8B": 42, "Qwen3-32B": 134, "Lla
 WEIGHTS_MILLIONS = {"Qwen3-0.6B": 596, "Llama-3.1-8B": 8030, "Qwen3-32B": 32762, "Llama-3.1-70B": 70554}
 
 
+@pytest.mark.long
 def test_the_tables_are_those_of_the_cost_model():
     page = PAGE.read_text("utf-8")
     assert with_tables(page) == page, "run python -m benchmarks.tuning_plans"

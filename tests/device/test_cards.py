@@ -104,6 +104,7 @@ def test_after_a_kill_the_numbers_are_those_that_the_class_promises(sim, run_con
         assert all(ours == pytest.approx(theirs, rel=1e-3) for theirs, ours in found)
 
 
+@pytest.mark.long
 def test_all_cards_leave_together_and_come_back_with_their_folders(sim_library, run_config, tmp_path, programs):  # noqa: ARG001
     config, file = hosted(run_config, tmp_path)
     hub = programs("hub", *hub_arguments(file, 2))

@@ -111,6 +111,7 @@ def check_commits(config, base, way):
             assert not any(content in data for content in frozen for data in files.values())
 
 
+@pytest.mark.long
 def test_a_peer_that_is_killed_is_replaced_and_no_bit_changes(base, tune_tokens, tmp_path, programs):
     """By one that was a standby and has all of the base by then."""
     longer = run_of(base, tune_tokens, tmp_path / "twin").training
@@ -135,6 +136,7 @@ def test_a_peer_that_is_killed_is_replaced_and_no_bit_changes(base, tune_tokens,
     assert files_of(config, MANY) == files_of(twin, MANY)
 
 
+@pytest.mark.long
 def test_a_changed_base_is_refused_by_name(base, tune_tokens, tmp_path, programs):
     tensor = "model.layers.4.mlp.up_proj.weight"
     config = run_of(base, tune_tokens, tmp_path / "run", cuts=CUTS)
@@ -197,6 +199,7 @@ def test_peers_download_from_the_model_hub_of_their_own_environment(base, tune_t
     assert swarm.received("online") == set() != swarm.received("offline")
 
 
+@pytest.mark.long
 def test_packed_chats_equal_one_process(tmp_path, programs):
     save_model(small_config("llama", vocab_size=64), tmp_path / "base")
     tokens = write_run_data(tmp_path / "tokens", longest=17)

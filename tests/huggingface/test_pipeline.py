@@ -40,7 +40,10 @@ def test_the_twin_has_the_loss_and_the_gradients_of_transformers_own_model(model
     assert found == {name: digest(gradient) for name, gradient in gradients.items()}
 
 
-@pytest.mark.parametrize(("processes", "schedule"), [(2, "1F1B"), (4, "GPipe"), (2, "ZBVZeroBubble")])
+@pytest.mark.parametrize(
+    ("processes", "schedule"),
+    [(2, "1F1B"), *(pytest.param(*case, marks=pytest.mark.long) for case in ((4, "GPipe"), (2, "ZBVZeroBubble")))],
+)
 def test_processes_equal_the_twin_bit_for_bit(processes, schedule, tmp_path):
     folder = tmp_path / "model"
     save_model(untied("qwen3"), folder)

@@ -11,7 +11,7 @@ from thinpipe.core.state_folder import STATE_FOLDER_VARIABLE
 from thinpipe.training.trainer import Trainer
 
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3_text", "gpt2", "phi3", "mistral", "smollm3")
-DEFAULT = (("qwen3", "LoRA", 2), ("gpt2", "nf4", 4), ("gemma3_text", "full", 2))
+DEFAULT = (("qwen3", "LoRA", 2),)
 """The others repeat them at length."""
 
 

@@ -48,6 +48,7 @@ def test_losses_are_those_of_the_next_steps(way, base_of, tune_tokens, tmp_path)
     assert changes.on_commit(2, lazy).layers == ["blocks.3"]
 
 
+@pytest.mark.long
 def test_the_audit_of_a_hub_confirms_a_loss_and_says_when_it_cannot(base_of, tune_tokens, tmp_path):
     """In its own process; with a base that is gone it is no alarm, and the reason is in `thinpipe status`."""
     own = change(base_of("qwen3"), tmp_path / "own", "model.norm.weight")

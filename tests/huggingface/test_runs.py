@@ -26,7 +26,7 @@ def losses_of(config):
     return [event.loss for event in events_of(config, Step)]
 
 
-@pytest.mark.parametrize("way", ["full", "LoRA", "nf4", "int8"])
+@pytest.mark.parametrize("way", ["full", "LoRA", "nf4", pytest.param("int8", marks=pytest.mark.long)])
 def test_a_stopped_run_goes_on_bit_for_bit(way, base_of, tune_tokens, tmp_path):
     whole, halves = (run_of(base_of("qwen3"), tune_tokens, tmp_path / name, way) for name in ("whole", "halves"))
     Trainer(whole).train()
@@ -88,7 +88,7 @@ def test_eval_measures_what_the_run_validated(base_of, tune_tokens, tmp_path, ca
     assert result["loss"] == pytest.approx(events_of(config, Validated)[-1].loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize("model_type", ["qwen3", pytest.param("gemma3_text", marks=pytest.mark.long), "gpt2"])
 def test_a_text_is_continued_as_without_a_cache(model_type, base_of, tune_tokens, tmp_path, capsys):
     config = run_of(base_of(model_type), tune_tokens, tmp_path / "run", cuts=())
     Trainer(config).train()

@@ -125,6 +125,7 @@ def test_fine_tune_with_adapters(pieces, tmp_path, monkeypatch, capsys):
     assert same == own
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_into_a_subspace(pieces, tmp_path, monkeypatch, capsys):
     page = ROOT / "docs/howto/fine-tune.md"

@@ -221,6 +221,7 @@ def test_when_nobody_has_it_the_run_goes_on_from_an_older_commit_and_says_so(run
         assert place.is_dir()
 
 
+@pytest.mark.long
 def test_when_nothing_older_is_left_those_away_are_waited_for(run_config):
     with (
         running_hub(run_config, ("p0", "p1"), patience_seconds=0.5) as running,

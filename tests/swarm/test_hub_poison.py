@@ -91,6 +91,7 @@ def test_a_peer_that_is_bad_once_stays_and_one_that_is_bad_twice_is_suspended(ru
     assert files_of(run_host, last) == files_of(run_config, last)
 
 
+@pytest.mark.long
 def test_a_run_that_has_diverged_stops_and_costs_nobody_its_place(run_config, programs, tmp_path):
     """Whoever has the first segment sends bad values from step 10 on, on any machine: it is the run itself."""
     config = replace(run_config, checkpoint=CheckpointConfig(interval=4, keep_latest_k=2))

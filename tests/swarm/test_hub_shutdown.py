@@ -115,9 +115,8 @@ def test_who_leaves_with_a_full_disk_does_not_end_the_run_for_others(disturbed, 
         go_on_and_compare(hub, [anna], config, alone)
 
 
-@pytest.mark.parametrize(
-    "left", [0, pytest.param(16 << 10, marks=pytest.mark.long)], ids=["for nothing", "for a manifest and no block"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("left", [0, 16 << 10], ids=["for nothing", "for a manifest and no block"])
 def test_who_has_no_room_to_begin_waits_for_it_and_comes_back(disturbed, programs, tmp_path, left):
     alone, config, file = disturbed
     alone, config = (replace(each, checkpoint=CheckpointConfig(interval=20)) for each in (alone, config))
@@ -138,6 +137,7 @@ def test_who_has_no_room_to_begin_waits_for_it_and_comes_back(disturbed, program
         go_on_and_compare(hub, [anna, will_resume], config, alone)
 
 
+@pytest.mark.long
 def test_the_last_step_is_tried_again_until_it_can_be_saved(disturbed, programs, tmp_path):
     """There is room for all that a generation needs, and not for the state."""
     alone, config, file = disturbed

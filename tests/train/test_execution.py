@@ -33,8 +33,15 @@ def outcome(config):
     return [(event.loss, event.grad_norm) for event in steps_of(config)], files_of(config, config.training.steps)
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
-@pytest.mark.parametrize("checkpointing", ["block", "segment"])
+@pytest.mark.parametrize(
+    ("checkpointing", "schedule"),
+    [
+        ("block", "ZBVZeroBubble"),
+        ("segment", "1F1B"),
+        pytest.param("block", "1F1B", marks=pytest.mark.long),
+        pytest.param("segment", "ZBVZeroBubble", marks=pytest.mark.long),
+    ],
+)
 def test_activation_checkpointing_changes_no_bit_of_a_run(checkpointing, schedule, run_config, programs):
     """With a basis tracker, which observes gradients, and in ZBV with its backward pass in two parts."""
     config = replace(run_config, model=replace(run_config.model, boundaries=(1, 2, 3)))

@@ -10,6 +10,15 @@ from thinpipe.config.toml import dump_toml
 from thinpipe.training.graceful_shutdown import StopRequest
 
 
+@pytest.fixture
+def heard_interrupts():
+    """As in a terminal; programs in the background are started with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard_interrupts")
 def test_the_first_signal_is_announced_and_the_second_says_what_it_costs(capfd):
     announced = threading.Event()
     with StopRequest(announced.set, lambda: "3 steps are lost") as stop:

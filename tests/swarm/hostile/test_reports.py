@@ -1,5 +1,5 @@
-"""A member that reports without end what no step shows: neither the owner's console nor the event log fills with it, and
-nobody waits for it."""
+"""A member that reports without end what no step shows: neither the owner's console nor the event log fills with it,
+and nobody waits for it."""
 
 import msgspec
 import pytest
