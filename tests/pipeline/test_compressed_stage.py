@@ -243,6 +243,13 @@ def test_stages_that_were_made_differently_say_so_before_the_first_message(tmp_p
     assert "terminate called" not in done.stderr
 
 
+def test_the_twin_says_it_too(caplog):
+    twin = thinpipe.CompressedSequential([stage.bfloat16() for stage in make_stages(2)], shape=SHAPE)
+    with pytest.raises(RuntimeError, match="dtype"):
+        twin(batch(0)[0][: SHAPE[0]].bfloat16())
+    assert "stage 0 returned torch.bfloat16, and stage 1 gets torch.float32: " in caplog.text
+
+
 def test_what_is_no_settings_or_of_another_step_is_refused():
     codecs = BoundaryCodecs((0, 1), 2, shape=SHAPE, boundary="int4", dtype=torch.float32, seed=0)
     message = codecs.settings_message(3)

@@ -3,6 +3,7 @@
 Used by `CompressedStage` (the boundaries before and after one stage) and `CompressedSequential` (all boundaries).
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from thinpipe.boundary.settings_tensor import changed_settings, settings_tensor
 from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.core.errors import UserError
 
+_LOG = logging.getLogger(__name__)
 _STEP, _SETTINGS = "step_number", "settings"
 SETTINGS_NBYTES = 2048
 """Bytes of the message with the settings of a stage: more than they take."""
@@ -40,6 +42,7 @@ class BoundaryCodecs:
         if dtype not in (torch.float32, torch.bfloat16):
             raise UserError(f"dtype is {dtype}: between stages write torch.float32 or torch.bfloat16")
         self._stages, self._seed = stages, whole_number("seed", seed)
+        self._dtype, self._warned = dtype, False
         self._shape = (shape_and_dtype.batch, shape_and_dtype.tokens, shape_and_dtype.width)
         self._methods = {
             index: make_method(config, shape_and_dtype, in_subspace=False, seed=self._seed)
@@ -67,12 +70,19 @@ class BoundaryCodecs:
         """Bytes of a backward message; 0 without boundaries."""
         return next((method.backward_nbytes for method in self._methods.values()), 0)
 
-    def check_shape(self, state: Tensor, stage: int) -> None:
-        """Raises ValueError if what a stage returned is not of the stated shape."""
+    def check_state(self, state: Tensor, stage: int) -> None:
+        """Raises ValueError if what a stage returned is not of the stated shape; warns once if it is of another data
+        type, unless autocast makes it so."""
         if state.shape != self._shape:
             raise ValueError(
                 f"stage {stage} returned a tensor of {tuple(state.shape)}, and {self._shape} were stated: state the "
                 "shape of one micro-batch, and leave out a smaller last batch (drop_last=True of a DataLoader)"
+            )
+        if state.dtype != self._dtype and not self._warned and not torch.is_autocast_enabled(state.device.type):
+            self._warned = True
+            _LOG.warning(
+                "stage %d returned %s, and stage %d gets %s: if its module computes in %s, pass dtype=%s",
+                *(stage, state.dtype, stage + 1, self._dtype, state.dtype, state.dtype),
             )
 
     def settings_message(self, step_number: int) -> Tensor:

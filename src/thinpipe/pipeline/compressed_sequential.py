@@ -102,6 +102,6 @@ class CompressedSequential(nn.Module):
                 boundary, step=self.step_number, microbatch=microbatch, training=training
             )
             state = single_tensor(output)
-            self._codecs.check_shape(state, boundary)
+            self._codecs.check_state(state, boundary)
             output = stage(cross_boundary(state, None, method, message_id))
         return output

@@ -4,7 +4,6 @@ whose stages exchange one tensor [B, T, W].
 `CompressedSequential` is the same pipeline in one process.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,8 +16,6 @@ from thinpipe.config.boundary import BoundaryConfig
 from thinpipe.pipeline.boundary_codecs import SETTINGS_NBYTES, BoundaryCodecs
 from thinpipe.pipeline.stage import EncodedStage
 from thinpipe.transport.labels import Label
-
-_LOG = logging.getLogger(__name__)
 
 
 class CompressedStage(EncodedStage):
@@ -77,7 +74,7 @@ class CompressedStage(EncodedStage):
         self.step_number = -1
         """Number of the training step, from 0; -1 before the first."""
         self._codecs, self._state = codecs, state
-        self._step_has_begun = self._warned = False
+        self._step_has_begun = False
 
     def codec_state(self) -> dict[str, Tensor]:
         """What a checkpoint of the stage needs besides its module: step number, and settings and codec state of the
@@ -158,23 +155,8 @@ class CompressedStage(EncodedStage):
         )
 
     def encode_state(self, state: Tensor, microbatch: int) -> Tensor:
-        self._codecs.check_shape(state, self.stage_index)
-        self._warn_of_data_type(state)
+        self._codecs.check_state(state, self.stage_index)
         return self._method(self.after).pack_state(state, self._message_id(self.after, microbatch))
-
-    def _warn_of_data_type(self, state: Tensor) -> None:
-        if state.dtype == self._state.dtype or self._warned or torch.is_autocast_enabled(self.device.type):
-            return
-        self._warned = True
-        _LOG.warning(
-            "stage %d returned %s, and stage %d gets %s: if its module computes in %s, make all stages with dtype=%s",
-            self.stage_index,
-            state.dtype,
-            self.stage_index + 1,
-            self._state.dtype,
-            state.dtype,
-            state.dtype,
-        )
 
     def decode_state(self, message: Tensor, microbatch: int) -> Tensor:
         return self._method(self.before).unpack_state(message, self._message_id(self.before, microbatch))
