@@ -33,9 +33,11 @@ from thinpipe.swarm.hub.liveness import Heartbeats
 from thinpipe.swarm.hub.membership import Generation, Membership
 from thinpipe.swarm.hub.run_host import GenerationStart
 from thinpipe.swarm.hub.services.reduction import ReductionError, StepReduction
+from thinpipe.swarm.hub.slow_readers import WaitingBytes
 from thinpipe.swarm.hub.stalls import StallDetector
 from thinpipe.swarm.peer.hub_settings import settings_from_hub
 from thinpipe.swarm.protocol.file_messages import ReadReply, ReadRequest, WriteReply, WriteRequest
+from thinpipe.swarm.protocol.invite import PackedInvite
 from thinpipe.swarm.protocol.keys import KeyPair
 from thinpipe.swarm.protocol.messages import (
     AdminAnswer,
@@ -299,6 +301,8 @@ DOORS = {
     "BaseStatement": Door(BaseStatement, "json", process_base),
     "DisconnectEvent": Door(DisconnectEvent, "json"),  # of the server
     "Connections": Door(Connections, "json"),
+    "WaitingBytes": Door(WaitingBytes, "json"),
+    "PackedInvite": Door(PackedInvite),  # of a person
 }  # fmt: skip
 """By the name under which the type is decoded."""
 

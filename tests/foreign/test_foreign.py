@@ -37,10 +37,9 @@ READERS = (
 )
 """Where something could come in."""
 OWN_FILES = {
-    "checkpoint/storage.py", "pipeline/boundary_codecs.py", "swarm/hub/commits/log.py", "swarm/hub/commits/recovery.py",
+    "checkpoint/storage.py", "boundary/settings_tensor.py", "swarm/hub/commits/log.py", "swarm/hub/commits/recovery.py",
     "training/launch.py",
     "swarm/hub/commits/store.py",  # its own manifest, to JSON and back
-    "swarm/protocol/invite.py",  # a line that a person pastes: its own errors say what is wrong with it
     "training/trainer.py",  # its own settings, to TOML and back
     "training/recomputed_loss.py",  # settings in the hub's own checkpoints
     "swarm/hub/commit_losses.py",  # and what its own process prints

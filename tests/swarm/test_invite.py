@@ -3,6 +3,7 @@
 import base64
 
 import pytest
+from msgspec.structs import replace
 
 from thinpipe.core.errors import UserError
 from thinpipe.swarm.broker.authority import Authority, AuthoritySeeds
@@ -73,3 +74,11 @@ def test_an_invite_of_another_version_says_so(invite):
     assert Invite.is_invite(old)
     with pytest.raises(UserError, match=r"begins with 'thinpipe1:', .* reads 'thinpipe3:': install the hub's"):
         Invite.read(old)
+
+
+def test_its_words_are_plain_text(invite):
+    """They are printed before anything is known of who made the invite."""
+    shown = Invite.read(replace(invite, run="books\x1b[2J\nthinpipe: your key").line())
+    assert shown.run == "books [2J thinpipe: your key"
+    with pytest.raises(UserError, match="this invite is damaged"):
+        Invite.read(replace(invite, url="tls://203.0.113.7:4222/\x1b[2J").line())

@@ -24,8 +24,8 @@ _ORDERLY_ENDS = {
 """By reason with which training stops (`core.events.Stopped`): message for people."""
 _OUTSIDE_CAUSES = ("kicked", "rebalance", "accused")
 """Causes for the end of a generation that say nothing about the conduct of the peer."""
-_MAX_TOLD = 10
-"""False reports of a generation of which the hub's owner is told."""
+_MAX_ANNOUNCED = 10
+"""False reports of a generation that are announced to the hub's owner."""
 
 
 class Conduct:
@@ -168,10 +168,10 @@ class Conduct:
             return None, ""
         true, wrong = self.record.compared(event)
         self._false_reports += bool(wrong)
-        if not wrong or self._false_reports > _MAX_TOLD:
+        if not wrong or self._false_reports > _MAX_ANNOUNCED:
             return true, ""
         more = "; what follows of this kind is not said before the next generation"
-        return true, f"{name} reports {wrong}{more if self._false_reports == _MAX_TOLD else ''}"
+        return true, f"{name} reports {wrong}{more if self._false_reports == _MAX_ANNOUNCED else ''}"
 
 
 def _left(names: Sequence[str]) -> GenerationEnd:

@@ -1,5 +1,5 @@
 """Detects peers whose last broker connection has closed, so that a killed process is noticed before its heartbeats time
-out; and tells from where a peer is connected.
+out; tells from where a peer is connected, and has connections watched that do not read.
 
 nats-server publishes disconnects in its system account, for which the hub has the admin key. If these events are
 missed, heartbeat timeouts still apply.
@@ -20,6 +20,7 @@ from nats.errors import Error as NatsError
 from thinpipe.core.bounds import Count, Text
 from thinpipe.core.foreign import ProtocolError, decode_foreign
 from thinpipe.swarm.broker.broker import Broker
+from thinpipe.swarm.hub.slow_readers import SlowReaders
 from thinpipe.transport.nats.client import connect
 
 _LOG = logging.getLogger(__name__)
@@ -62,8 +63,15 @@ class Disconnects:
     """Calls `on_disconnect` with the name of a peer whose last connection has closed, from `open` to `close`. May be
     opened again, on a new connection to the broker."""
 
-    def __init__(self, broker: Broker, on_disconnect: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        on_disconnect: Callable[[str], Awaitable[None]],
+        tell_owner: Callable[[str], None] = lambda _text: None,
+    ) -> None:
         self._broker, self._on_disconnect = broker, on_disconnect
+        self._slow_readers = SlowReaders(broker, tell_owner)
+        self._watch: asyncio.Task[None] | None = None
         self._checks: set[asyncio.Task[None]] = set()
         self._client: Client | None = None
 
@@ -74,11 +82,13 @@ class Disconnects:
         )
         await self._client.subscribe(f"$SYS.ACCOUNT.{broker.authority.account}.DISCONNECT", cb=self._on_message)
         await self._client.flush(timeout=_REQUEST_TIMEOUT_SECONDS)
+        self._watch = asyncio.create_task(self._slow_readers.watch(self._client))
 
     async def close(self) -> None:
-        for task in self._checks:
+        tasks = [*self._checks, *([] if self._watch is None else [self._watch])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._checks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._client is not None and self._client.is_connected:
             with suppress(NatsError, OSError, TimeoutError):
                 await asyncio.wait_for(self._client.close(), _REQUEST_TIMEOUT_SECONDS)

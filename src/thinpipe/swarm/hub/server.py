@@ -77,7 +77,7 @@ class Hub:
         self, broker: Broker, run_host: RunHost, settings: HubOptions, print_line: Callable[[str], None]
     ) -> None:
         self.broker, self.run_host, self.settings, self._print_line = broker, run_host, settings, print_line
-        disconnects = Disconnects(broker, self._on_disconnect)
+        disconnects = Disconnects(broker, self._on_disconnect, self._print)
         self._link = BrokerLink(broker, disconnects, self._on_open, self._print)
         self.reachability = Reachability(settings.public_url, disconnects.addresses_of, self._print)
         state_files = GenerationFile(broker.folder / "generation"), LinkFile(broker.folder / "link.json")

@@ -8,11 +8,13 @@ again.
 import base64
 import binascii
 import re
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
 
+from thinpipe.core.bounds import Count, Name, Text, Word
 from thinpipe.core.errors import UserError
+from thinpipe.core.foreign import ProtocolError, decode_foreign
 from thinpipe.swarm.protocol.jwt import jwt_from_signature, user_claims
 from thinpipe.swarm.protocol.keys import KeyPair, is_public_key, public_key_of, raw_public_key
 from thinpipe.swarm.protocol.names import check_name
@@ -26,20 +28,21 @@ MAX_CHARACTERS = 1024
 GRACE_SECONDS = 30 * 86400
 """Seconds after its end in which the server still lets an invite sign in, so that the hub can say that it has ended."""
 _LATEST = 10**11
+_Bytes = Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
-class _Packed(msgspec.Struct, array_like=True):
+class PackedInvite(msgspec.Struct, array_like=True):
     """Encoding of an invite in the line; positional and binary, because people copy the line."""
 
-    url: str
-    run: str
-    fingerprint: bytes
-    id: str
-    seed: bytes
-    account: bytes
-    issuer: bytes
-    expires: int
-    signature: bytes
+    url: Word
+    run: Text
+    fingerprint: _Bytes
+    id: Name
+    seed: _Bytes
+    account: _Bytes
+    issuer: _Bytes
+    expires: Count
+    signature: _Bytes
 
 
 class Invite(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +99,7 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
             body, checksum = data[:-4], data[-4:]
             if binascii.crc32(body).to_bytes(4) != checksum or _as_text(data) != text:
                 raise ValueError
-            packed = msgspec.msgpack.decode(body, type=_Packed)
+            packed = decode_foreign(body, PackedInvite)
             invite = cls(
                 url=packed.url,
                 run=packed.run,
@@ -116,7 +119,7 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
                 or not is_public_key(invite.issuer, "account")
             ):
                 raise ValueError
-        except (ValueError, msgspec.MsgspecError, UserError):
+        except (ValueError, ProtocolError, UserError):
             raise UserError(
                 "this invite is damaged, with missing or changed letters: copy the whole line from `thinpipe hub`"
             ) from None
@@ -127,7 +130,9 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
         seed = base64.b32decode(self.seed + "=" * (-len(self.seed) % 8))
         account, issuer = raw_public_key(self.account), raw_public_key(self.issuer)
         fingerprint = bytes.fromhex(self.fingerprint)
-        packed = _Packed(self.url, self.run, fingerprint, self.id, seed, account, issuer, self.expires, self.signature)
+        packed = PackedInvite(
+            self.url, self.run, fingerprint, self.id, seed, account, issuer, self.expires, self.signature
+        )
         body = msgspec.msgpack.encode(packed)
         return _PREFIX + _as_text(body + binascii.crc32(body).to_bytes(4))
 
