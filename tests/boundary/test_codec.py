@@ -60,6 +60,23 @@ def test_error_feedback_sends_the_rest_later(values):
     assert (arrived[-1] - values).norm() < 0.05 * (arrived[0] - values).norm()
 
 
+@pytest.mark.parametrize("name", ["int4", *SETTINGS])
+def test_torchs_default_data_type_changes_nothing(values, name):
+    settings = SETTINGS.get(name, {}) | ({"feedback": "ef21"} if name in SETTINGS else {})
+
+    def arrived():
+        codec = thinpipe.codec(name, SHAPE, stochastic=True, **settings)
+        return [codec.decode(codec.encode(values)) for _ in range(2)]
+
+    wanted = arrived()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = arrived()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, found, wanted))
+
+
 def test_no_message_and_no_tensor_shares_memory_with_what_it_was_made_of(values):
     codec, before = thinpipe.codec("fp32", SHAPE), values.clone()
     message = codec.encode(values)

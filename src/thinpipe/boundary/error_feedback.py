@@ -88,7 +88,7 @@ class Ef21(DirectionCodec):
 
 
 def zero_codec_state(shape: MessageShape) -> Tensor:
-    return torch.zeros(shape.batch, shape.tokens, shape.width)
+    return torch.zeros(shape.batch, shape.tokens, shape.width, dtype=torch.float32)
 
 
 def finite_or(new: Tensor, old: Tensor) -> Tensor:

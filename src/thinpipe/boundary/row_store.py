@@ -27,7 +27,7 @@ class RowStore:
 
     def read(self, keys: Sequence[int]) -> Tensor:
         """Rows of the keys, [len(keys), width]; zeros for a key that was never written."""
-        found = torch.zeros(len(keys), self.width)
+        found = torch.zeros(len(keys), self.width, dtype=torch.float32)
         for row, key in zip(found, keys, strict=True):
             if key in self.row_of_key:
                 row.copy_(self.rows[self.row_of_key[key]])
@@ -72,5 +72,5 @@ class RowStore:
 
     def _allocate(self, rows: int) -> Tensor:
         if self.file is None:
-            return torch.zeros(rows, self.width)
+            return torch.zeros(rows, self.width, dtype=torch.float32)
         return torch.from_numpy(np.memmap(self.file, dtype=np.float32, mode="r+", shape=(rows, self.width)))

@@ -54,5 +54,5 @@ class TopK(Compressor):
 
     def scatter(self, values: Tensor, kept_indices: Tensor) -> Tensor:
         """A [B, T, W] tensor with `values` at `kept_indices` and zeros elsewhere."""
-        zeros = torch.zeros(self.groups, self.size, device=values.device)
+        zeros = torch.zeros(self.groups, self.size, dtype=values.dtype, device=values.device)
         return zeros.scatter_(1, kept_indices, values).view(self.shape.batch, self.shape.tokens, self.shape.width)
