@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.programs import events_of
 from tests.swarm.commits import announcement, samples_at
 from thinpipe.checkpoint import restore
 from thinpipe.checkpoint.storage import FileEntry
-from thinpipe.core.events import Saved, Started, Stopped
+from thinpipe.core.events import Saved, Started, Step, Stopped
 from thinpipe.core.hashing import text_sha256
 from thinpipe.core.hub_events import FilesRefused
 from thinpipe.core.run_folder import MANIFEST, events_path, step_folder
@@ -503,3 +504,15 @@ def test_paths_of_peers_stay_with_them(run_config):
     assert f"resumed from {folder / step_folder(4)}" in console.file.getvalue()
     assert "saved" not in console.file.getvalue()
     assert "joined" not in events_path(run_config.job.dump_folder).read_text()
+
+
+@pytest.mark.parametrize("lie", [1e-6, 1e6])
+def test_no_peer_alone_decides_how_long_a_step_takes(lie, run_host):
+    """With a millionth of a second the next generation never committed, with a million no alarm said so."""
+    begin(run_host)
+    began = time.monotonic()
+    run_host._step_seconds.begin(1.0)
+    for number in range(1, 9):
+        time.sleep(0.05)
+        run_host.on_event(Step(step=number, loss=1, grad_norm=1, lr=1e-3, tokens=1, seconds=lie, tokens_per_second=1))
+    assert 0.005 < run_host._step_seconds.known <= time.monotonic() - began

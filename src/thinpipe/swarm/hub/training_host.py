@@ -52,6 +52,8 @@ from thinpipe.training.data_loading import LocalTokens, token_dtype, tokenizer_s
 
 _BASE_PATIENCE = 3.0
 """As many times as long as the measured rates say may the download of a base take."""
+_SHORTEST_SHARE = 0.1
+"""Part of the mean seconds per step, by the hub's clock, that a step takes at least."""
 
 
 class TrainingHost(CommitStore):
@@ -97,6 +99,9 @@ class TrainingHost(CommitStore):
         self._step: Step | None = None
         self._plan: CommitPlan | None = None
         self._step_seconds = StepTimeEstimator()
+        self._begun_step, self._begun = self.committed, time.monotonic()
+        self._reported_at = self._begun
+        """From which step and when the generation began, and when its newest step was reported."""
         self._watchdog = CommitWatchdog(self.committed)
         self._upload_seconds: dict[str, float] = {}
         """Seconds that each peer of the generation may take to upload its files."""
@@ -137,6 +142,8 @@ class TrainingHost(CommitStore):
         }
         self.begin_commits(generation.number, held)
         self._watchdog.begin(time.monotonic(), self.config.parallelism.timeout_seconds)
+        self._begun_step, self._begun = self.committed, time.monotonic()
+        self._reported_at = self._begun
         layers = {name: [layer_of(file) for file in files] for name, files in held.items()}
         self._audit.on_generation(self.newest, generation.names, layers)
         shares = list(generation.shares.values())
@@ -263,7 +270,7 @@ class TrainingHost(CommitStore):
         if isinstance(event, Step):
             self._step = event
             self._audit.on_step(event)
-            self._step_seconds.add(event.seconds)
+            self._step_seconds.add(self._believed_seconds(event, time.monotonic()))
             self._watchdog.on_step(time.monotonic(), event.step)
         if isinstance(event, GenerationEnded):
             self._watchdog.end(time.monotonic())
@@ -273,6 +280,14 @@ class TrainingHost(CommitStore):
         self._count(event)
         if (lost := self.exactness.on_event(event)) is not None:
             self._record(lost)
+
+    def _believed_seconds(self, event: Step, now: float) -> float:
+        """Duration of a step as its peer says, within what the hub's clock shows: no longer than since the last report,
+        and no shorter than a tenth of the mean of the generation. Else one peer would decide how often all commit, and
+        when commits are overdue."""
+        longest, self._reported_at = now - self._reported_at, now
+        shortest = _SHORTEST_SHARE * (now - self._begun) / max(1, event.step - self._begun_step)
+        return max(shortest, min(event.seconds, longest))
 
     def _with_own_paths(self, event: AnyEvent) -> AnyEvent:
         """The event of a peer with the places of this machine, not with those of the peer's."""
