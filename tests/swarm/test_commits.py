@@ -322,3 +322,15 @@ def test_a_long_log_is_read_in_time_that_grows_with_its_length(tmp_path):
         assert CommitLog(path, max_records=3).history.last.step == count
         seconds.append(time.process_time() - began)
     assert seconds[1] < 40 * seconds[0], seconds
+
+
+def test_who_owes_hundreds_of_files_is_said_in_few_words():
+    """Status holds it: a text that is too long for it would let nobody join."""
+    files = [f"blocks.{number}.safetensors" for number in range(300)]
+    commits = CommitLedger()
+    commits.begin(1, {"anna": files})
+    signed = {name: SignedFile(name=name, nbytes=1, sha256="0" * 64, signature=b"") for name in files}
+    state = {"samples_seen": 1, "basis_version": None, "basis_sha256": None}
+    assert commits.announce("anna", 1, Part(step=1, **state, files=signed), 0.0) == "begin"
+    assert commits.owed().endswith(" and 295 more of step 1")
+    assert len(commits.owed()) < 300

@@ -69,6 +69,11 @@ def test_a_unit_names_command_folder_and_restarts():
     assert "Description=thinpipe: bert in run friends, 100 %% of it" in lines
 
 
+def test_no_name_of_a_run_takes_the_next_line_of_a_unit():
+    lines = systemd_unit(replace(ODD, title="bert in run friends\\")).splitlines()
+    assert "Description=bert in run friends" in lines
+
+
 def test_launchd_reads_the_plist():
     plist = plistlib.loads(launchd_plist(ODD))
     assert plist["ProgramArguments"] == list(ODD.command)

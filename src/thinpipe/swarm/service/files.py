@@ -6,6 +6,8 @@ from xml.etree import ElementTree
 
 from thinpipe.swarm.service.definition import RESTART_SECONDS, STOP_SECONDS, Service
 
+_CONTINUES = "\\"
+"""At the end of a line of a unit, it makes the next line a part of it."""
 _TASK = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 
 
@@ -15,7 +17,7 @@ def systemd_unit(service: Service) -> str:
     return "\n".join(
         (
             "[Unit]",
-            f"Description={service.title.replace('%', '%%')}",
+            f"Description={service.title.replace('%', '%%').rstrip(_CONTINUES)}",
             "StartLimitIntervalSec=0",
             "",
             "[Service]",

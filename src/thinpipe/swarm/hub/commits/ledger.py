@@ -22,6 +22,8 @@ from thinpipe.swarm.protocol.signed_files import SignedFile
 AnnounceReply = Literal["begin", "send", "retry", "committed"]
 """Reply to an announcement: upload your files, as the last peer to announce this checkpoint ("begin") or an earlier one
 ("send"); announce again in a moment ("retry"); or the checkpoint is already "committed"."""
+_MAX_NAMED = 5
+"""Files of a peer that are named to people: a status holds a few thousand characters."""
 
 
 class FalsePartError(UserError):
@@ -245,7 +247,9 @@ class CommitLedger:
         for name in names:
             files = [file for file in pending.missing if self._sender(file) == name]
             if files:
-                texts.append(f"{name} has not uploaded {', '.join(files)} of step {pending.state.step}")
+                more = f" and {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""
+                shown = f"{', '.join(files[:_MAX_NAMED])}{more}"
+                texts.append(f"{name} has not uploaded {shown} of step {pending.state.step}")
         return "; ".join(texts) or f"all files of step {pending.state.step} have arrived"
 
     def holders_of(self, files: Collection[str]) -> dict[str, list[str]]:
