@@ -3,6 +3,7 @@ memory a hub takes each segment to need."""
 
 import asyncio
 import json
+import os
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.huggingface.models import save_model, small_config
 from tests.huggingface.run_files import LORA, run_of
 from thinpipe.checkpoint.state import new_manifest
 from thinpipe.core.errors import UserError
-from thinpipe.core.foreign import ProtocolError
+from thinpipe.core.foreign import MAX_NBYTES, ProtocolError
 from thinpipe.core.safetensors_header import tensor_places
 from thinpipe.models.hf.base_files import open_source
 from thinpipe.models.hf.base_statement import StatedTensor, base_sha256
@@ -126,6 +127,9 @@ def test_a_statement_that_the_manifest_does_not_vouch_for_is_refused(model, serv
     assert transfer.learn(hub, manifest) == served.statement
     with pytest.raises(ProtocolError, match="the hub states a base with the sha256"):
         transfer.learn(hub, new_manifest(built, base_sha256="0" * 64))
+    os.truncate(served.find(STATEMENT_FILE), MAX_NBYTES + 1)
+    with pytest.raises(ProtocolError, match=r"has 8388609 bytes, more than the"):
+        transfer.learn(hub, manifest)
 
 
 def test_tensors_that_a_peer_lacks_are_those_without_a_file_of_its_own(model, served, tmp_path):

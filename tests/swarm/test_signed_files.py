@@ -1,5 +1,6 @@
 """Who made a file of a commit can be shown, and by nobody else be claimed."""
 
+import os
 from contextlib import closing
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 from tests.swarm.commits import commit_by_hand
 from tests.swarm.hubs import ask_next, begin_generation, running_hub
 from thinpipe.config.run import JobConfig
+from thinpipe.core.foreign import MAX_NBYTES
 from thinpipe.swarm.hub.commits.recovery import SignedCommit
 from thinpipe.swarm.peer.remote_run import RemoteRun
 from thinpipe.swarm.protocol.keys import KeyPair, is_signed_by
@@ -65,6 +67,9 @@ def test_a_peer_that_fetches_a_commit_says_what_its_maker_has_not_signed(run_con
 
         path.write_bytes(b"\xff")
         assert said_on_fetching(connection, assignment, run_config, tmp_path / "damaged") == []
+        os.truncate(path, MAX_NBYTES + 1)
+        assert said_on_fetching(connection, assignment, run_config, tmp_path / "huge") == []
+        assert not [*(tmp_path / "huge").rglob(COMMIT_FILE)]
         path.unlink()
         assert said_on_fetching(connection, assignment, run_config, tmp_path / "older") == []
 

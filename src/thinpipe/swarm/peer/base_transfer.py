@@ -21,7 +21,7 @@ from thinpipe.models.hf.base_statement import BaseStatement, StatedTensor
 from thinpipe.models.hf.base_tensors import PeerBase
 from thinpipe.models.hf.model_hub import HubModel
 from thinpipe.swarm.peer.download_report import DownloadReport
-from thinpipe.swarm.peer.file_transfer import OnProgress, fetch, stat
+from thinpipe.swarm.peer.file_transfer import OnProgress, fetch, stat_message
 from thinpipe.swarm.peer.hub_settings import model_on_a_hub
 from thinpipe.swarm.peer.request_pipeline import FileTransferError, RateLimiter
 from thinpipe.swarm.protocol.base_files import STATEMENT_FILE, tensor_file
@@ -57,7 +57,7 @@ class BaseTransfer:
         if not isinstance(described, dict):
             raise ProtocolError("the hub's checkpoint says nothing of its model")
         transformers_config(described)  # refuses what would run code that comes with a model
-        found = stat(connection, STATEMENT_FILE)
+        found = stat_message(connection, STATEMENT_FILE)
         fetch(connection, STATEMENT_FILE, self._base.statement_path, nbytes=found.nbytes, sha256=found.sha256)
         statement = decode_foreign(self._base.statement_path.read_bytes(), BaseStatement, form="json")
         if statement.base_sha256 != manifest.model.get("base_sha256"):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from thinpipe.core.foreign import MAX_NBYTES, ProtocolError
 from thinpipe.swarm.peer.request_pipeline import FileTransferError, RateLimiter, RequestPipeline
 from thinpipe.swarm.protocol.file_messages import (
     MAX_CHUNK_NBYTES,
@@ -40,6 +41,15 @@ def stat(connection: HubConnection, name: str, *, seconds: float = 60.0) -> Read
     with RequestPipeline(connection, READ_SERVICE, seconds) as requests:
         requests.submit(StatFile(name=name))
         return requests.next_read_reply(name)
+
+
+def stat_message(connection: HubConnection, name: str) -> ReadReply:
+    """Size and sha256 of a file that is decoded whole. Raises ProtocolError if it is longer than a message may be,
+    before any of it is downloaded."""
+    found = stat(connection, name)
+    if found.nbytes > MAX_NBYTES:
+        raise ProtocolError(f"the hub's {name} has {found.nbytes} bytes, more than the {MAX_NBYTES} allowed")
+    return found
 
 
 def fetch(

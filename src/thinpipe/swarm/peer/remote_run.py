@@ -27,7 +27,7 @@ from thinpipe.core.run_folder import checkpoints_path, step_folder
 from thinpipe.core.token_flags import ID_MASK
 from thinpipe.data import Cursor
 from thinpipe.swarm.peer.download_report import DownloadReport
-from thinpipe.swarm.peer.file_transfer import OnProgress, fetch, push, stat
+from thinpipe.swarm.peer.file_transfer import OnProgress, fetch, push, stat, stat_message
 from thinpipe.swarm.peer.hub_collectives import HubCollectives
 from thinpipe.swarm.peer.request_pipeline import FileTransferError, RateLimiter
 from thinpipe.swarm.protocol.keys import KeyPair
@@ -191,11 +191,14 @@ class RemoteRun(RunEnvironment):
         """Says which of these files of the newest commit are not signed by who made them, according to the commit's
         record at the hub. The checkpoint of step 0 is made by the hub, and earlier versions sign nothing."""
         name = f"{step_folder(self._manifest.step)}/{COMMIT_FILE}"
+        path = checkpoints_path(self._folder) / name
         try:
-            found = stat(self._connection, name)
+            found = stat_message(self._connection, name)
+        except ProtocolError as error:
+            _LOG.warning("%s of the hub is not read: %s", COMMIT_FILE, error)
+            return
         except FileTransferError:
             return
-        path = checkpoints_path(self._folder) / name
         self._fetch(name, path, found.nbytes, found.sha256)
         try:
             provenance = decode_foreign(path.read_bytes(), Provenance, form="json")
