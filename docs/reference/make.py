@@ -16,7 +16,7 @@ from typing import Any
 
 import thinpipe
 from thinpipe.cli.commands import VERBS, Verb
-from thinpipe.config.describe import Setting, flags_of, sections, settings_of
+from thinpipe.config.describe import Setting, flags_of, sections, settings_of, several_of
 from thinpipe.config.hub import HubConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.core import bounds
@@ -36,7 +36,8 @@ def settings_page() -> str:
     for path, section, values in sections(HubConfig):
         rows = [[f"`{entry.name}`", entry.type, entry.default, entry.help] for entry in settings_of(section, values)]
         if rows:
-            parts.append(f"## `[{path}]`\n\n{_about(section)}{_table(['key', 'is', 'default', 'what it does'], rows)}")
+            title = f"[[{path}]]" if path in several_of(HubConfig) else f"[{path}]"
+            parts.append(f"## `{title}`\n\n{_about(section)}{_table(['key', 'is', 'default', 'what it does'], rows)}")
     return "\n".join(parts)
 
 

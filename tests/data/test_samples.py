@@ -112,11 +112,10 @@ def test_resuming_at_any_cursor_equals_never_stopping(steps: int, batch_size: in
         cursor, resumed = ours.next_cursor, theirs.next_cursor
 
 
-def test_types_and_epoch() -> None:
+def test_types() -> None:
     batches = Batches(Numbers(301), seq_len=10, batch_size=7, seed=0)
     batch = batches.batch_at(Cursor())
     assert (batch.ids_BW.dtype, batch.ids_BW.shape, batch.sample_ids_B.dtype) == (np.int64, (7, 11), np.int64)
-    assert [batches.epoch(Cursor(samples_seen=seen)) for seen in (0, 29, 30, 61)] == [0, 0, 1, 2]
 
 
 def test_a_billion_samples_take_no_memory_and_no_time() -> None:

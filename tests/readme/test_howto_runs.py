@@ -10,7 +10,6 @@ from tests.readme.pages import ROOT, marked, save_files
 from tests.warm import run_warm
 from thinpipe.cli import main
 from thinpipe.core.events import Step, read_events
-from thinpipe.data import has_tokens
 from thinpipe.data.sources import open_sources
 
 FEW_STEPS = ("--training.steps", "3", "--lr-scheduler.warmup-steps", "1")
@@ -69,8 +68,14 @@ def test_text_of_your_own(pieces, tmp_path, monkeypatch):
     (tmp_path / "books").mkdir()
     for number, piece in enumerate(pieces):
         (tmp_path / f"books/{number}.txt").write_text(piece)
+    (tmp_path / "letters").mkdir()
+    for number, piece in enumerate(pieces[:20]):
+        (tmp_path / f"letters/{number}.txt").write_text(piece.upper())
+    save_files(page, tmp_path)
     follow(page, "data tokenize")
-    assert has_tokens(tmp_path / "books-tokens/train")
+    follow(page, "data second")
+    follow(page, "data mixed")
+    assert len(losses(tmp_path / "runs/mixed")) == 3
 
 
 def test_plan(tmp_path, monkeypatch):

@@ -45,7 +45,7 @@ def compare_answers(config: GenerateConfig) -> int:
 
 def _validation(config: GenerateConfig, checkpoint: Checkpoint) -> Tokens:
     trained = from_table(tomllib.loads(checkpoint.manifest.run), RunConfig, where=str(checkpoint.path))
-    folder = (config.data or trained.data.path) / "validation"
+    folder = (config.data or trained.data.only_folder) / "validation"
     if not has_tokens(folder):
         raise UserError(
             f"{folder} has no tokens: pass --data FOLDER, a folder made by `thinpipe tokenize --chat` with chats for "

@@ -24,7 +24,7 @@ def run(config: EvalConfig) -> int:
     device = choose_device(config.device)
     model = load_model(checkpoint, device)
     trained = from_table(tomllib.loads(checkpoint.manifest.run), RunConfig, where=str(checkpoint.path))
-    folder = (config.data or trained.data.path) / "validation"
+    folder = (config.data or trained.data.only_folder) / "validation"
     if not has_tokens(folder):
         raise UserError(
             f"{folder} has no tokens: pass --data FOLDER, a folder made by `thinpipe tokenize` with validation text"

@@ -40,9 +40,25 @@ def sections(config: type[Any], values: Any = None, prefix: str = "") -> Iterato
     for field, hint in _hinted(config):
         section = section_type(hint)
         if section is not None:
-            default = _default(field, values)
+            default = None if _is_tuple(hint) else _default(field, values)
             yield f"{prefix}{field.name}", section, default
             yield from sections(section, default, f"{prefix}{field.name}.")
+
+
+def several_of(config: type[Any], prefix: str = "") -> Iterator[str]:
+    """Paths of the sections of which there may be several: "data.mixture"."""
+    for field, hint in _hinted(config):
+        section = section_type(hint)
+        if section is not None:
+            if _is_tuple(hint):
+                yield f"{prefix}{field.name}"
+            yield from several_of(section, f"{prefix}{field.name}.")
+
+
+def _is_tuple(hint: Any) -> bool:
+    if typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
+    return any(typing.get_origin(option) is tuple for option in (hint, *typing.get_args(hint)))
 
 
 def settings_of(config: type[Any], values: Any = None) -> list[Setting]:
@@ -67,6 +83,8 @@ def flags_of(config: type[Any], values: Any = None) -> list[Setting]:
     training.max-norm. `values`: settings whose values stand for the defaults."""
     flags = [_as_flag(entry) for entry in settings_of(config, values)]
     for path, section, own in sections(config, values):
+        if path in several_of(config):
+            continue  # no flag names an entry of a list that a file has not
         flags += [_as_flag(entry, f"{path}.") for entry in settings_of(section, own)]
     return flags
 

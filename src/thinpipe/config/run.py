@@ -17,6 +17,7 @@ from thinpipe.config.model import ExecutionConfig
 from thinpipe.config.model_settings import ModelSettings as ModelSettings
 from thinpipe.config.offload import Offload
 from thinpipe.config.precision import RECIPES, Precision, Recipe
+from thinpipe.config.run_data import DataConfig as DataConfig
 from thinpipe.core.errors import UserError
 
 
@@ -26,12 +27,6 @@ class JobConfig:
     """Output folder of the run: event log, settings, checkpoints."""
     print_config: bool = False
     """Print all settings, defaults included, before training starts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    path: Path = Path("data/tokens")
-    """Folder of tokens, as written by `thinpipe tokenize`."""
 
 
 @dataclass(frozen=True, kw_only=True)

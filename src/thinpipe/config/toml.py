@@ -137,12 +137,12 @@ def refuse_unknown_keys(table: dict[str, Any], config_type: Any, *, where: str, 
 
 
 def section_type(hint: Any) -> Any:
-    """The dataclass behind `Section`, `Section | None` or `tuple[Section, ...]`, also where the type is annotated."""
+    """The dataclass behind `Section` or `tuple[Section, ...]`, also `| None` and where the type is annotated."""
     if typing.get_origin(hint) is typing.Annotated:
         hint = typing.get_args(hint)[0]
-    is_several = isinstance(hint, types.UnionType) or typing.get_origin(hint) is tuple
-    options = typing.get_args(hint) if is_several else (hint,)
-    return next((option for option in options if dataclasses.is_dataclass(option)), None)
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is tuple:
+        return next((section for option in typing.get_args(hint) if (section := section_type(option))), None)
+    return hint if dataclasses.is_dataclass(hint) else None
 
 
 def _decode(wanted: type[Any], value: Any) -> Any:

@@ -71,7 +71,8 @@ def format_event(event: AnyEvent, names: Sequence[str] = ()) -> str:
             if event.loss is None:
                 return "validation loss is not finite"
             bits = f"  bits per byte: {event.bits_per_byte:.4f}" if event.bits_per_byte is not None else ""
-            return f"validation loss: {event.loss:7.4f}{bits}"
+            each = ", ".join(f"{source.name} {_number(source.loss)}" for source in event.sources)
+            return f"validation loss: {event.loss:7.4f}{bits}{f'  ({each})' if each else ''}"
         case BasisChanged():
             before, after = _number(event.loss_before), _number(event.loss_after)
             loss = f"loss {before} -> {after}" if before != after else f"loss unchanged at {after}"

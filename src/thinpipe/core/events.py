@@ -14,7 +14,18 @@ from typing import Annotated, Self
 import msgspec
 
 from thinpipe.core.audit_events import BoundaryAlarm
-from thinpipe.core.bounds import MAX_SEGMENTS, Count, LongText, Nbytes, Real, Seconds, SegmentIndex, Text, Toml
+from thinpipe.core.bounds import (
+    MAX_SEGMENTS,
+    Count,
+    LongText,
+    Nbytes,
+    Real,
+    Seconds,
+    SegmentIndex,
+    ShortText,
+    Text,
+    Toml,
+)
 from thinpipe.core.event_base import Event
 from thinpipe.core.hub_events import HubEvent
 
@@ -120,16 +131,28 @@ class Skipped(Event, frozen=True, kw_only=True, tag="skipped"):
     reason: LongText = "is not finite"
 
 
-class Validated(Event, frozen=True, kw_only=True, tag="validated"):
+class SourceLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """Validation loss on the text of one source of a mixture."""
+
+    name: ShortText
+    loss: Real | None
+    """As in `Validated`."""
+    bits_per_byte: Real | None
+    tokens: Count
+
+
+class Validated(Event, frozen=True, kw_only=True, tag="validated", omit_defaults=True):
     """The model was evaluated on the validation text."""
 
     step: Count
     loss: Real | None
-    """Mean validation loss per token in nats; None if it was not finite."""
+    """Mean validation loss per token in nats; None if it was not finite. Of a mixture the mean by its weights."""
     bits_per_byte: Real | None
     tokens: Count
     """Tokens read."""
     seconds: Seconds
+    sources: Annotated[list[SourceLoss], msgspec.Meta(max_length=10_000)] = msgspec.field(default_factory=list)
+    """Of a mixture: the losses of its sources that have validation text."""
 
 
 class BasisChanged(Event, frozen=True, kw_only=True, tag="basis_changed"):

@@ -161,17 +161,22 @@ def _offered(config: JoinConfig) -> Finding:
 
 
 def _tokens(config: RunConfig) -> Finding:
-    path = config.data.path
-    if not has_tokens(path / "train"):
-        return problem("tokens", f"none in {path}", f"thinpipe tokenize --output {path}, or set data.path.")
+    data, training = config.data, config.training
+    missing = next((path for path in data.folders if not has_tokens(path / "train")), None)
+    if missing is not None:
+        setting = "data.mixture" if data.mixture else "data.path"
+        return problem("tokens", f"none in {missing}", f"thinpipe tokenize --output {missing}, or set {setting}.")
 
     def find() -> Finding:
-        manifest, training = read_manifest(path / "train"), config.training
-        reads = training.steps * training.global_batch_size * training.seq_len
-        times = f"{reads / manifest.tokens:.1f} times" if reads >= manifest.tokens else "not even once"
-        there = "with" if has_tokens(path / "validation") else "without"
-        text = f"{manifest.tokens:,} in {path}, which {training.steps:,} steps read {times}; {there} validation text"
-        return ok("tokens", text)
+        found = []
+        for path, weight in zip(data.folders, data.weights, strict=True):
+            tokens, share = read_manifest(path / "train").tokens, weight / sum(data.weights)
+            reads = share * training.steps * training.global_batch_size * training.seq_len
+            times = f"{reads / tokens:.1f} times" if reads >= tokens else "not even once"
+            of_steps = f"{training.steps:,} steps" + (f" at {share:.1%}" if data.mixture else "")
+            there = "with" if has_tokens(path / "validation") else "without"
+            found.append(f"{tokens:,} in {path}, which {of_steps} read {times}; {there} validation text")
+        return ok("tokens", "; ".join(found))
 
     return _guarded("tokens", find)
 

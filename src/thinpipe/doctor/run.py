@@ -76,25 +76,28 @@ def _metrics(config: RunConfig) -> list[Finding]:
 
 
 def _data(config: RunConfig) -> tuple[Finding, DatasetInfo | None]:
-    path = config.data.path
+    words = config.data.in_words
     try:
         dataset_info = LocalTokens(config).dataset_info
     except (UserError, OSError) as error:
-        fix = f"Make the tokens with `thinpipe tokenize --output {path}`, or set data.path."
+        fix = f"Make the tokens with `thinpipe tokenize --output {config.data.folders[0]}`, or set data.path."
+        if config.data.mixture:
+            fix = "Make the tokens of all folders with `thinpipe tokenize` and one tokenizer, or set data.mixture."
         return problem("data", str(error), fix), None
     newest = CheckpointFolder(checkpoints_path(config.job.dump_folder)).newest_complete(layers=())[0]
     if newest is not None and newest.manifest.data_sha256 not in ("", dataset_info.sha256):
         return problem(
             "data",
-            f"{path} has other tokens than {newest.path} was trained on",
-            "Set data.path to those tokens, or job.dump_folder to a new folder.",
+            f"{words} has other tokens than {newest.path} was trained on",
+            "Set [data] to those tokens, or job.dump_folder to a new folder.",
         ), dataset_info
     try:
-        _verify_tokens(path)
+        for path in config.data.folders:
+            _verify_tokens(path)
     except (UserError, OSError) as error:
         return problem("data", str(error), "Replace the file: a run would train on damaged text."), dataset_info
     validated = "with validation text" if dataset_info.validation_batches else "without validation text"
-    text = f"{path}: a vocabulary of {dataset_info.vocab_size:,}, {validated}; every file has its recorded sha256"
+    text = f"{words}: a vocabulary of {dataset_info.vocab_size:,}, {validated}; every file has its recorded sha256"
     return ok("data", text), dataset_info
 
 

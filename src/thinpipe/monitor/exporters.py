@@ -55,6 +55,7 @@ def scalars_of(event: AnyEvent) -> dict[str, float]:
             return numbers
         case Validated():
             found = {"validation_loss": event.loss, "validation_bits_per_byte": event.bits_per_byte}
+            found |= {f"validation_loss/{source.name}": source.loss for source in event.sources}
             return {name: value for name, value in found.items() if value is not None}
         case LossRecomputed():
             return {"recomputed_loss": event.recomputed}

@@ -21,20 +21,20 @@ def resolve_model(config: RunConfig, vocab_size: int | None) -> tuple[ModelConfi
         return (model if vocab_size is None else replace(model, vocab_size=vocab_size)), []
     if vocab_size is not None:
         return config.model.resolve(vocab_size), []
-    tokens = config.data.path / "train"
+    tokens = config.data.folders[0] / "train"
     if has_tokens(tokens):
         size = read_manifest(tokens).vocabulary.size
-        return config.model.resolve(size), [f"the vocabulary of {size:,} tokens in {config.data.path} (--vocab-size)"]
+        return config.model.resolve(size), [f"the vocabulary of {size:,} tokens in {tokens.parent} (--vocab-size)"]
     if config.model.preset not in PRESETS:
         raise UserError(f"model.preset {config.model.preset!r} is not one of: {', '.join(PRESETS)}")
     size = PRESETS[config.model.preset].vocab_size
-    said = f"a vocabulary of {size:,} tokens, the preset's, since {config.data.path} holds no tokens (--vocab-size)"
+    said = f"a vocabulary of {size:,} tokens, the preset's, since {tokens.parent} holds no tokens (--vocab-size)"
     return config.model.resolve(size), [said]
 
 
 def has_chats(config: RunConfig) -> bool:
     """Whether the run's tokens are here and are chats, whose ids have flags. Raises UserError."""
-    tokens = config.data.path / "train"
+    tokens = config.data.folders[0] / "train"
     return has_tokens(tokens) and read_manifest(tokens).is_chat
 
 

@@ -46,7 +46,7 @@ def _model(
     model = model_config_of(origin)
     if vocabulary > model.vocab_size:
         raise UserError(
-            f"the tokens in {config.data.path} have a vocabulary of {vocabulary} ids, and the model in "
+            f"the tokens in {config.data.in_words} have a vocabulary of {vocabulary} ids, and the model in "
             f"{settings.initial} has one of {model.vocab_size}: make the tokens with `thinpipe tokenize "
             f"--tokenizer {settings.initial / 'tokenizer'}`"
         )
@@ -56,7 +56,7 @@ def _model(
 def _huggingface_model(config: RunConfig, vocabulary: int, reads_tokens: bool) -> HuggingFaceModelConfig:
     from thinpipe.models.hf.model_of_run import model_of_run, refuse_other_tokenizer
 
-    model, tokens = model_of_run(config), config.data.path
+    model, tokens = model_of_run(config), config.data.folders[0]  # the others have the same tokenizer
     if reads_tokens:
         refuse_other_tokenizer(model.source, read_manifest(tokens / "train").vocabulary, tokens)
     if vocabulary > model.vocab_size:

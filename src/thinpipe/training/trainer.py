@@ -31,7 +31,6 @@ from thinpipe.core.events import (
     Started,
     Step,
     Stopped,
-    Validated,
 )
 from thinpipe.core.files import write_atomically
 from thinpipe.core.foreign import foreign_table, sanitize
@@ -44,13 +43,14 @@ from thinpipe.training.attempts import MAX_CONSECUTIVE_SKIPS, Attempts
 from thinpipe.training.base_hash import gather_base_sha256
 from thinpipe.training.boundary_watch import BoundaryWatch
 from thinpipe.training.console import Display, open_display
-from thinpipe.training.data_loading import BatchLoader
+from thinpipe.training.data_loading import BatchLoader, refuse_other_data
 from thinpipe.training.engine import Engine
 from thinpipe.training.faults import Fault, PoisonedError
 from thinpipe.training.graceful_shutdown import StopRequest
 from thinpipe.training.model_choice import choose_model
 from thinpipe.training.run_environment import RunEnvironment
 from thinpipe.training.step_outcome import StepOutcome
+from thinpipe.training.validation import validate
 
 _LOG = logging.getLogger(__name__)
 _PLACEMENT = ("parallelism.pipeline_parallel_degree", "parallelism.pipeline_parallel_shares")
@@ -243,21 +243,9 @@ class Trainer:
         due = config.validation.freq and (step % config.validation.freq == 0 or step == config.training.steps)
         if due and self.batch_loader.dataset_info.validation_batches:
             self._display.working(f"step {step}: measuring the validation loss")
-            self._tell(self._validate())
+            self._tell(validate(self.engine, self.batch_loader, step))
         if step % config.checkpoint.steps == 0 and step < config.training.steps:
             self._save()
-
-    def _validate(self) -> Validated:
-        started = time.monotonic()
-        loss, tokens = self.engine.evaluate(self.batch_loader.validation_batches())
-        finite, per_nat = math.isfinite(loss), self.batch_loader.dataset_info.bits_per_byte_per_nat
-        return Validated(
-            step=self.finished_steps,
-            loss=loss if finite else None,
-            bits_per_byte=loss * per_nat if finite and per_nat is not None else None,
-            tokens=tokens,
-            seconds=time.monotonic() - started,
-        )
 
     def _resume_or_start(self) -> None:
         codec_states = self.engine.codec_state_layers
@@ -285,9 +273,8 @@ class Trainer:
         self.batch_loader.save_tokenizer()
         info = self.batch_loader.dataset_info
         if self.config.validation.freq and not info.validation_batches and self.collectives.rank == 0:
-            _LOG.warning(
-                "no validation loss is measured: %s has no validation text, or less than a batch", self.config.data.path
-            )
+            where = self.config.data.in_words
+            _LOG.warning("no validation loss is measured: %s has no validation text, or less than a batch", where)
         settings = dump_toml(self.config)
         if self.saver.is_leader:
             write_atomically(settings_path(self.config.job.dump_folder), settings.encode())
@@ -321,11 +308,7 @@ class Trainer:
         then point to other samples.
         """
         path = checkpoint.path
-        if checkpoint.manifest.data_sha256 != self.batch_loader.dataset_info.sha256:
-            raise UserError(
-                f"{path} was trained on other tokens than {self.config.data.path}: set data.path to the tokens that "
-                "the run began with, or job.dump_folder to a new folder"
-            )
+        refuse_other_data(checkpoint, self.batch_loader.dataset_info, self.config.data)
         changed = differences(tomllib.loads(checkpoint.manifest.run), tomllib.loads(dump_toml(self.config)))
         for setting in ("training.seq_len", "training.packing", "debug.seed"):
             if setting in changed:

@@ -22,6 +22,7 @@ OF_THE_PEER = {
     "model.initial": "/etc",
     "model.hf": "/etc",
     "data.path": "/etc",
+    "data.mixture": [{"path": "/etc", "weight": 1.0}],
     "training.device": "cuda:7",
     "boundary.store": "/etc",
     "link.up": "1kbps",

@@ -48,7 +48,7 @@ from thinpipe.swarm.hub.step_record import make_step_layout
 from thinpipe.swarm.hub.who_reads import who_reads
 from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Measure
 from thinpipe.training.console import Display
-from thinpipe.training.data_loading import LocalTokens, token_dtype, tokenizer_sha256
+from thinpipe.training.data_loading import LocalTokens, refuse_other_data, token_dtype, tokenizer_sha256
 
 _BASE_PATIENCE = 3.0
 """As many times as long as the measured rates say may the download of a base take."""
@@ -78,6 +78,8 @@ class TrainingHost(CommitStore):
         kept = config.checkpoint.keep_latest_k
         log = CommitLog(config.job.dump_folder / COMMIT_LOG_FILE, max_records=kept + 1 if kept else 0)
         newest, notices = find_newest(folder, config.job.dump_folder / NEWEST_MANIFEST_FILE, log.history)
+        if newest is not None and newest.manifest.step:
+            refuse_other_data(newest, info, config.data)
         self.base = open_base(config, info.vocab_size, newest)
         if self.base is not None:
             config = replace(config, model=replace(config.model, hf=self.base.source))
