@@ -45,6 +45,7 @@ from thinpipe.core.events import (
 from thinpipe.data import Cursor
 from thinpipe.training.engine import Engine
 from thinpipe.training.trainer import Trainer
+from thinpipe.training.validation import validate
 
 
 def events(config, kind):
@@ -347,7 +348,7 @@ def test_validation_does_not_depend_on_the_microbatch_size(run_config):
     for size in (8, 2):
         parallelism = ParallelismConfig(pipeline_parallel_microbatch_size=size)
         trainer = Trainer(replace(in_folder(run_config, f"val-{size}"), parallelism=parallelism))
-        losses.append(trainer._validate())
+        losses.append(validate(trainer.engine, trainer.batch_loader, 0))
     assert losses[0].tokens == losses[1].tokens == 2 * 8 * 16
     assert losses[0].loss == pytest.approx(losses[1].loss, rel=1e-6)
 
