@@ -1,8 +1,10 @@
 """`thinpipe new`: what it writes is understood, planned and, at its smallest, trained."""
 
 import json
+import math
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.data import chat_tokenizers
 from tests.programs import PATIENCE
 from thinpipe.config.families import PRESETS
 from thinpipe.config.hub import HubConfig
@@ -57,19 +60,65 @@ def test_the_next_commands_tokenize_and_host(tmp_path):
     assert run.strip() == "thinpipe hub run.toml --hub.peers 3"
 
 
-def test_a_model_to_tune_is_cut_by_its_own_config(tmp_path):
-    (tmp_path / "base").mkdir()
+def write_base(folder):
+    """Only what is read before the weights."""
+    folder.mkdir()
     stored = {
         **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 7, "hidden_size": 64},
         **{"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 300},
     }
-    (tmp_path / "base/config.json").write_text(json.dumps(stored))
+    (folder / "config.json").write_text(json.dumps(stored))
+
+
+def write_chats(path, count):
+    turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I. " * 30}]
+    path.write_text(f"{json.dumps({'messages': turns})}\n" * count)
+
+
+def test_a_model_to_tune_is_cut_by_its_own_config(tmp_path):
+    write_base(tmp_path / "base")
+    write_chats(tmp_path / "chats.jsonl", 3)
     done = new(tmp_path, "--goal", "tune", "--model", "base", "--data", "chats.jsonl", *FRIENDS)
     assert (done.returncode, done.stderr) == (0, "")
     settings = load_toml(tmp_path / "run.toml", RunConfig)
     assert (settings.model.hf, settings.model.boundaries) == ("base", (2, 5))
     assert settings.lora is not None
     assert "thinpipe tokenize --sources chats.jsonl --chat --tokenizer base --seq-len 512" in done.stdout
+
+
+def test_the_length_and_the_steps_follow_from_the_chats(tmp_path):
+    write_base(tmp_path / "base")
+    chat_tokenizers.make_tokenizer(tmp_path / "base", "chatml")
+    write_chats(tmp_path / "chats.jsonl", 120)
+    done = new(tmp_path, "--goal", "tune", "--model", "base", "--data", "chats.jsonl", "--where", "alone")
+    assert (done.returncode, done.stderr) == (0, "")
+    training = load_toml(tmp_path / "run.toml", RunConfig).training
+    longest = int(re.search(r"120 chats, the longest of (\d+) tokens", done.stdout)[1])
+    assert 0 <= training.seq_len - longest < 32
+    assert training.steps == math.ceil(3 * 0.9 * 120 / 8)
+    tokenize, train, generate, export = (line.strip() for line in done.stdout.split("next:\n")[1].splitlines())
+    assert f"--seq-len {training.seq_len} --validation-fraction 0.1 --output run-tokens" in tokenize
+    assert train == "thinpipe train run.toml"
+    assert generate == "thinpipe generate runs/run --validation-chats 2"
+    assert export == "thinpipe export runs/run run-adapter"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("chat.jsonl", None, "no file"),
+        ("odd.jsonl", '{"question": "?", "answer": "!"}\n', "line 1: no chat in the fields"),
+    ],
+)
+def test_chats_that_cannot_be_read_are_refused_before_a_file_is_written(tmp_path, name, text, says):
+    write_base(tmp_path / "base")
+    chat_tokenizers.make_tokenizer(tmp_path / "base", "chatml")
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    done = new(tmp_path, "--goal", "tune", "--model", "base", "--data", name, "--where", "alone")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert not (tmp_path / "run.toml").exists()
 
 
 def test_this_machine_among_friends_is_measured(tmp_path):

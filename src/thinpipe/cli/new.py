@@ -12,27 +12,30 @@ from rich.prompt import Prompt
 from thinpipe.api.planning import model_to_plan
 from thinpipe.api.this_machine import HERE, this_machine
 from thinpipe.cli import plan
+from thinpipe.cli.chat_lengths import ChatLengths, chat_lengths
 from thinpipe.cli.run_template import (
     MachineWanted,
     RunWanted,
     Where,
+    is_chats,
     machines_text,
     next_commands,
     settings_text,
 )
 from thinpipe.config.commands import NewConfig
+from thinpipe.config.data import is_huggingface
 from thinpipe.config.families import PRESETS
 from thinpipe.config.plan import PlanConfig
 from thinpipe.config.run import RunConfig
 from thinpipe.config.toml import load_toml
 from thinpipe.core.errors import UserError
 from thinpipe.core.files import write_atomically
-from thinpipe.data import has_tokens
+from thinpipe.data import has_tokens, open_sources
 from thinpipe.planning.devices import DEVICES, find_device
 
 _MEMORY_OF_A_COMPUTER = "12GB"
 """Written for a device whose memory varies, with a comment that says so."""
-_TOKENS = Path("tokens")
+_TOKENS = "tokens"
 _GOALS: tuple[Literal["pretrain", "tune"], ...] = ("pretrain", "tune")
 _PRETRAIN, _TUNE = _GOALS
 Choice = TypeVar("Choice", bound=str)
@@ -55,9 +58,10 @@ def run(config: NewConfig) -> None:
         model=config.model,
         is_tuning=config.goal == _TUNE,
         n_layers=_n_layers(config),
-        data=tokens or _TOKENS,
+        data=tokens or Path(f"{config.file.stem}-{_TOKENS}" if config.goal == _TUNE else _TOKENS),
         where=config.where,
         machines=len(devices),
+        chats=None if tokens else _chats(config),
     )
     if len(devices) > wanted.n_layers:
         raise UserError(
@@ -71,6 +75,13 @@ def run(config: NewConfig) -> None:
         known = machines_file
         _write(known, machines_text(wanted, _machines(devices, settings)))
     console.print(f"wrote {config.file}" + (f" and {known}" if config.where != "alone" else ""), soft_wrap=True)
+    if wanted.chats is not None:
+        count = f"{wanted.chats.chats:,} chats" if wanted.chats.is_all else f"the first {wanted.chats.chats:,} chats"
+        cut = ", longer ones are cut" if wanted.chats.longest > wanted.seq_len else ""
+        console.print(
+            f"{config.data}: {count}, the longest of {wanted.chats.longest:,} tokens: seq_len = {wanted.seq_len}{cut}",
+            soft_wrap=True,
+        )
     console.print("plan:", style="bold")
     plan.run(replace(settings, machines=known))
     console.print("next:", style="bold")
@@ -124,6 +135,19 @@ def _devices(where: Where, named: Sequence[str]) -> list[str]:
     if len(named) < 2:
         raise UserError(f'--where {where} needs two machines or more: --machines {HERE} "RTX 3060"')
     return [name if name == HERE else find_device(name)[0] for name in named]
+
+
+def _chats(config: NewConfig) -> ChatLengths | None:
+    """Chats to tune on, if they and the model's tokenizer are on this disk. Raises DataError."""
+    assert config.data is not None
+    assert config.model is not None
+    if config.goal != _TUNE or is_huggingface(config.data) or not is_chats(config.data):
+        return None
+    chats = open_sources((config.data,), chats=True)
+    if not (Path(config.model) / "tokenizer.json").is_file():
+        return None
+    found = chat_lengths(chats, Path(config.model))
+    return found if found.chats else None
 
 
 def _n_layers(config: NewConfig) -> int:

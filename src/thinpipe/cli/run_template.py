@@ -1,12 +1,14 @@
 """Text of the settings file and the machines file that `thinpipe new` writes: only what matters, with a comment where a
 value is a guess."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from thinpipe.cli.chat_lengths import ChatLengths
 from thinpipe.config.families import PRESETS
 from thinpipe.config.parameter_shapes import named_parameters
 
@@ -19,8 +21,11 @@ _LINKS: dict[Where, tuple[str, str, str]] = {
 _RATES = ((128, "3e-3"), (256, "1.5e-3"), (1024, "6e-4"))
 """Learning rates up to a width; `_WIDE_RATE` above."""
 _WIDE_RATE, _LORA_RATE = "3e-4", "2e-4"
-_STEPS, _TUNING_STEPS, _WARMUP_SHARE = 1000, 200, 20
+_STEPS, _TUNING_STEPS, _LEAST_STEPS, _WARMUP_SHARE = 1000, 200, 20, 20
 _BATCH, _TUNING_BATCH, _TOKENS = 16, 8, 512
+_PASSES, _TOKENS_STEP, _FEW_CHATS = 3, 32, 100
+"""How often chats are read, what the length of a sequence is a multiple of, and below how many chats a fifth of them is
+held out, not a tenth: a validation loss needs a batch."""
 _KEEL_SHARE = 58 / 256
 """Channels of a keel as a share of the width: 16 times fewer bytes than bf16 (docs/concepts/keel.md)."""
 _TOKENS_A_WEIGHT = 20
@@ -38,6 +43,23 @@ class RunWanted:
     """Folder of tokens."""
     where: Where
     machines: int
+    chats: ChatLengths | None = None
+    """What to tune on, if that is chats that could be read."""
+
+    @property
+    def seq_len(self) -> int:
+        """What the longest chat needs: a row is one chat and padding, and padding costs what a token costs."""
+        if self.chats is None:
+            return _TOKENS
+        return min(_TOKENS, math.ceil(self.chats.longest / _TOKENS_STEP) * _TOKENS_STEP)
+
+    @property
+    def batch(self) -> int:
+        return _TUNING_BATCH if self.is_tuning else _BATCH
+
+    @property
+    def validation_fraction(self) -> float:
+        return 0.2 if self.chats is not None and self.chats.is_all and self.chats.chats < _FEW_CHATS else 0.1
 
     @property
     def boundaries(self) -> list[int]:
@@ -53,7 +75,7 @@ def settings_text(wanted: RunWanted) -> str:
         _training(wanted),
     ]
     if wanted.machines > 1:
-        micro = max(1, (_TUNING_BATCH if wanted.is_tuning else _BATCH) // (2 * wanted.machines))
+        micro = max(1, wanted.batch // (2 * wanted.machines))
         parts.append(f"[parallelism]\npipeline_parallel_microbatch_size = {micro}   # sequences that travel together")
     if wanted.machines > 1 and not wanted.is_tuning:
         numbers = "int4" if wanted.where == "friends" else "int8"
@@ -85,14 +107,26 @@ class MachineWanted:
 
 def next_commands(wanted: RunWanted, file: Path, sources: str | None) -> list[str]:
     """What to type next; `sources`: text that is no tokens yet."""
-    commands = []
+    commands, after = [], []
+    chats = ""
     if sources is not None:
-        chats = " --chat" if sources.endswith((".jsonl", ".json")) and wanted.is_tuning else ""
+        chats = " --chat" if is_chats(sources) and wanted.is_tuning else ""
         vocabulary = f" --tokenizer {wanted.model}" if wanted.is_tuning else f" --vocab-size {_vocabulary(wanted)}"
-        length = f" --seq-len {_TOKENS}" if chats else ""
+        length = f" --seq-len {wanted.seq_len} --validation-fraction {wanted.validation_fraction:g}" if chats else ""
         commands.append(f"thinpipe tokenize --sources {sources}{chats}{vocabulary}{length} --output {wanted.data}")
     hub = f" --hub.peers {wanted.machines}" if wanted.machines > 1 else ""
-    return [*commands, f"thinpipe {_verb(wanted)} {file}{hub}"]
+    if wanted.is_tuning:
+        question = "--validation-chats 2" if chats else '--prompt "Once upon a time"'
+        after = [
+            f"thinpipe generate runs/{wanted.name} {question}",
+            f"thinpipe export runs/{wanted.name} {wanted.name}-adapter",
+        ]
+    return [*commands, f"thinpipe {_verb(wanted)} {file}{hub}", *after]
+
+
+def is_chats(sources: str) -> bool:
+    """Whether files to tune on are chats, by their names."""
+    return sources.endswith((".jsonl", ".json"))
 
 
 def _verb(wanted: RunWanted) -> str:
@@ -135,8 +169,12 @@ def _new_model(wanted: RunWanted) -> str:
 
 def _training(wanted: RunWanted) -> str:
     if wanted.is_tuning:
-        rate, steps, batch, tokens = _LORA_RATE, _TUNING_STEPS, _TUNING_BATCH, _TOKENS
-        note = ""
+        rate, steps, note = _LORA_RATE, _TUNING_STEPS, ""
+        batch, tokens = wanted.batch, wanted.seq_len
+        if wanted.chats is not None and wanted.chats.is_all:
+            trained = wanted.chats.chats * (1 - wanted.validation_fraction)
+            steps = max(_LEAST_STEPS, math.ceil(_PASSES * trained / batch))
+            note = f"   # {_PASSES} times through the chats" if steps > _LEAST_STEPS else ""
     else:
         model = PRESETS[wanted.model]
         rate = next((rate for width, rate in _RATES if model.dim <= width), _WIDE_RATE)
@@ -155,5 +193,5 @@ def _training(wanted: RunWanted) -> str:
         lr = {rate}   # a usual start at this size, not tuned
 
         [lr_scheduler]
-        warmup_steps = {steps // _WARMUP_SHARE}"""
+        warmup_steps = {max(1, steps // _WARMUP_SHARE)}"""
     )

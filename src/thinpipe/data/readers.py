@@ -161,4 +161,5 @@ def _text_of(record: dict[str, Any], field: str, where: str) -> str:
 
 
 def _no_such_field(field: str, names: list[str], where: str) -> str:
-    return f"{where}: no field '{field}'; there are: {', '.join(names) or 'none'}. Name the one that holds the text"
+    what = f"{where}: no field '{field}'; there are: {', '.join(names) or 'none'}. Name the one that holds the text"
+    return f"{what}, or pass --chat, if these are chats"

@@ -95,8 +95,8 @@ def find_plan(model: Any) -> LayerPlan:
     plan = _own_plan_of_transformers(model) or OWN_PLANS.get(model.config.model_type)
     if plan is None:
         raise UnsupportedModelError(
-            f"transformers has no pipeline plan for model type {model.config.model_type!r} (base_model_pp_plan), and "
-            "thinpipe has none of its own in models/hf/layer_plan.py"
+            f"model type {model.config.model_type!r} cannot be cut into segments: there is no pipeline plan for it, in "
+            "transformers or here; take a decoder that writes text, such as a Llama or Qwen"
         )
     _refuse_unowned(model, plan)
     return plan
