@@ -258,7 +258,7 @@ def test_push_goes_on_after_a_cut(hub, running, connection, tmp_path):
     hub.expected["pushed"] = data
     with pytest.raises(ConnectionError):
         push(connection, tmp_path / "source", "pushed", progress=closing_at(connection, 3 * MIB), seconds=LIMIT)
-    assert names(hub.folder) == ["pushed.partial"]
+    assert names(hub.folder) == ["pushed.p0.partial"]
     assert not hub.kept
     hub.asked.clear()
     again = HubConnection(address(running, "p0"))
@@ -408,7 +408,7 @@ def test_a_full_disk_at_the_hub(hub, connection, tmp_path):
             push(connection, tmp_path / "source", "pushed", seconds=LIMIT)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert names(hub.folder) == ["pushed.partial"]
+    assert names(hub.folder) == ["pushed.p0.partial"]
     push(connection, tmp_path / "source", "pushed", seconds=LIMIT)
     assert (hub.folder / "pushed").read_bytes() == data
 
@@ -430,6 +430,26 @@ def test_our_own_disk_is_full(hub, connection, tmp_path):
 # Peers that do not keep to the rules
 
 
+def test_what_one_peer_sends_stands_in_no_others_way(hub):
+    """As when a file of a commit that the hub has lost is asked of all: one sends rubbish, and waits with the end."""
+    data = content(1000)
+    hub.expected["pushed"] = data
+    service = FileWriteService(hub.accept, lambda *_: None)
+
+    def told(peer, request):
+        return msgspec.msgpack.decode(asyncio.run(service(peer, msgspec.msgpack.encode(request))), type=WriteReply)
+
+    assert told("mallory", WriteChunk(name="pushed", offset=0, data=b"x" * 999)).stored_nbytes == 999
+    assert told("anna", BeginWrite(name="pushed", nbytes=1000)).stored_nbytes == 0
+    assert told("anna", WriteChunk(name="pushed", offset=0, data=data[:600])).stored_nbytes == 600
+    assert "wrong sha256" in told("mallory", WriteChunk(name="pushed", offset=999, data=b"x")).reason
+    assert told("mallory", WriteChunk(name="pushed", offset=0, data=b"x")).stored_nbytes == 1
+    assert told("anna", WriteChunk(name="pushed", offset=600, data=data[600:])).complete
+    assert (hub.folder / "pushed").read_bytes() == data
+    assert names(hub.folder) == ["pushed"]
+    assert told("mallory", BeginWrite(name="pushed", nbytes=1000)).complete
+
+
 def tell(connection, request):
     answer = connection.submit("write_file", msgspec.msgpack.encode(request), seconds=LIMIT, bulk=True).result(
         timeout=LIMIT
@@ -449,7 +469,7 @@ def test_wrong_offsets_and_too_much(hub, connection):
     too_much = tell(connection, WriteChunk(name="pushed", offset=600, data=data[:401]))
     assert too_much.stored_nbytes == 600
     assert "at most 1000 bytes" in too_much.reason
-    assert (hub.folder / "pushed.partial").stat().st_size == 600
+    assert (hub.folder / "pushed.p0.partial").stat().st_size == 600
     assert tell(connection, WriteChunk(name="pushed", offset=600, data=data[600:])).complete
     assert tell(connection, WriteChunk(name="pushed", offset=1000, data=b"more")).complete
     assert (hub.folder / "pushed").read_bytes() == data
@@ -478,7 +498,7 @@ def test_one_peer_cannot_make_the_hub_hold_much(hub):
     *of_one, of_other = asyncio.run(flood())
     assert sum("in flight" in answer.reason for answer in of_one) == 500 - MAX_IN_FLIGHT
     assert not of_other.reason
-    assert (hub.folder / "pushed.partial").stat().st_size == MIB - 1
+    assert (hub.folder / "pushed.p0.partial").stat().st_size == MIB - 1
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux to know its memory")

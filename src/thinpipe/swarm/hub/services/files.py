@@ -117,7 +117,7 @@ class FileWriteService:
                 if await self._is_stored(expected):
                     answer = WriteReply(stored_nbytes=expected.nbytes, complete=True)
                 else:
-                    answer = await asyncio.to_thread(_write, expected, request)
+                    answer = await asyncio.to_thread(_write, expected, request, peer)
             except OSError as error:
                 answer = WriteReply(reason=f"the hub cannot write the file ({_error_text(error)})")
                 if self._on_save_failed is not None:
@@ -162,9 +162,9 @@ def _read(found: Path | FileRange, request: ReadChunk) -> ReadReply:
         return ReadReply(nbytes=nbytes, data=file.read(max(0, min(request.nbytes, nbytes - request.offset))))
 
 
-def _write(expected: ExpectedFile, request: WriteRequest) -> WriteReply:
+def _write(expected: ExpectedFile, request: WriteRequest, peer: str) -> WriteReply:
     """Writes a chunk, or reports what is stored, and finishes the file when it is complete. Runs in a worker thread."""
-    file = PartialFile(expected.target, nbytes=expected.nbytes, sha256=expected.sha256)
+    file = PartialFile(expected.target, nbytes=expected.nbytes, sha256=expected.sha256, sender=peer)
     stored_nbytes = file.stored_nbytes()
     if isinstance(request, BeginWrite):
         if request.nbytes != expected.nbytes:
