@@ -11,6 +11,10 @@ from thinpipe.swarm.protocol.keys import KeyPair
 from thinpipe.transport.nats.client import Credentials, connect
 
 
+_CLOSE_SECONDS = 60
+"""For what a client has still to send; then its socket is closed, which one that does not read would leave open."""
+
+
 @dataclass(frozen=True)
 class RunningBroker:
     broker: Broker
@@ -66,4 +70,4 @@ async def dialled(broker, name, credentials):
     try:
         yield client, faults
     finally:
-        await client.close()
+        await client.close_within(_CLOSE_SECONDS)

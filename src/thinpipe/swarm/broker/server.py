@@ -172,8 +172,7 @@ async def _push(url: str, fingerprint: str, admin: Credentials, account: str, jw
                 subject = f"$SYS.REQ.ACCOUNT.{account}.CLAIMS.UPDATE"
                 reply = json.loads((await client.request(subject, jwt.encode(), timeout=10)).data)
             finally:
-                async with asyncio.timeout(_CLOSE_SECONDS):
-                    await client.close()
+                await client.close_within(_CLOSE_SECONDS)
     except (UserError, Error, TimeoutError) as error:
         raise ConnectionError(str(error) or "no answer in time") from error
     return str(reply["error"]) if reply.get("error") else None
