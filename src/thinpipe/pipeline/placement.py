@@ -84,8 +84,8 @@ def place(schedule: str, processes: int, segments: int, shares: Sequence[int] | 
     if segments < count:
         raise UserError(
             f"{schedule} on {processes} processes needs a model of at least {count} segments, and this model "
-            f"has {segments}: set model.boundaries to at least {count - 1} cuts, or change the schedule or "
-            "parallelism.pipeline_parallel_degree"
+            f"has {segments}: name {count - 1} or more blocks in model.boundaries, before which it is cut, or change "
+            "the schedule or parallelism.pipeline_parallel_degree"
         )
     if shares is not None and (len(shares) != count or sum(shares) != segments or min(shares) < 1):
         raise UserError(
