@@ -10,7 +10,6 @@ from thinpipe.swarm.broker.broker import Broker
 from thinpipe.swarm.protocol.keys import KeyPair
 from thinpipe.transport.nats.client import Credentials, connect
 
-
 _CLOSE_SECONDS = 60
 """For what a client has still to send; then its socket is closed, which one that does not read would leave open."""
 
