@@ -58,7 +58,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_workflow_has_limits_and_rights(workflow):
     assert load(workflow)["permissions"] == {"contents": "read"}, "what a job may write, it says itself"
     for name, job in jobs(workflow):
-        assert job["timeout-minutes"] <= 60, name
+        assert job["timeout-minutes"] <= 90, name
         assert set([job["needs"]] if "needs" in job else []) <= set(dict(jobs(workflow))), name
     for step in steps(workflow):
         assert ("uses" in step) != ("run" in step)
