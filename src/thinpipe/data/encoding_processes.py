@@ -160,4 +160,6 @@ def _result(pair: tuple[Block, Future[list[EncodedPiece]]]) -> tuple[Block, list
 
 def usable_cores() -> int:
     """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
