@@ -160,6 +160,5 @@ def _result(pair: tuple[Block, Future[list[EncodedPiece]]]) -> tuple[Block, list
 
 def usable_cores() -> int:
     """Cores that this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS and Windows have none
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
