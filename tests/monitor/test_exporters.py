@@ -7,7 +7,7 @@ import pytest
 
 from tests.monitor.sample_events import link, step
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import Validated
+from thinpipe.core.events import SourceLoss, Validated
 from thinpipe.core.hub_events import PeerLeft
 from thinpipe.monitor.exporters import EXPORTERS, ExporterSettings, Prometheus, TensorBoard, open_exporters
 
@@ -50,6 +50,21 @@ def test_only_those_that_are_asked_for_are_opened(tmp_path):
     assert list(open_exporters(ExporterSettings(folder=tmp_path))) == []
     (exporter,) = open_exporters(ExporterSettings(folder=tmp_path, prometheus=0))
     exporter.close()
+
+
+def test_prometheus_has_the_validation_loss_of_a_mixture_and_of_its_sources(tmp_path):
+    exporter = Prometheus(ExporterSettings(folder=tmp_path, prometheus=0))
+    try:
+        losses = [SourceLoss(name=name, loss=loss, bits_per_byte=None, tokens=8) for name, loss in (("a", 2), ("b", 4))]
+        for sources in (losses, []):
+            exporter.on_event(
+                Validated(step=1, loss=3.0, bits_per_byte=None, tokens=16, seconds=1.0, time_s=1.0, sources=sources)
+            )
+        page = httpx.get(f"http://127.0.0.1:{exporter.port}/metrics", timeout=120).text
+    finally:
+        exporter.close()
+    for part, loss in (("a", 2.0), ("b", 4.0), ("", 3.0)):
+        assert f'thinpipe_validation_loss{{part="{part}"}} {loss}' in page
 
 
 @pytest.mark.parametrize(

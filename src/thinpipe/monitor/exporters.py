@@ -74,7 +74,8 @@ class Prometheus:
         from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
         self._registry, self._gauge = CollectorRegistry(), Gauge
-        self._gauges: dict[str, Any] = {}
+        self._gauges: dict[str, tuple[Any, bool]] = {}
+        """Gauges by name, and whether they have parts."""
         self._peers_left = Counter("thinpipe_peers_left", "Peers that left or were lost.", registry=self._registry)
         try:
             self._server, self._thread = start_http_server(settings.prometheus, LOOPBACK, self._registry)
@@ -88,13 +89,19 @@ class Prometheus:
         if isinstance(event, PeerLeft):
             self._peers_left.inc()
         step = {"step": float(event.step)} if isinstance(event, Step) else {}
-        for name, value in (step | scalars_of(event)).items():
+        scalars = step | scalars_of(event)
+        with_parts = {name.partition("/")[0] for name in scalars if "/" in name}
+        for name, value in scalars.items():
             whole, _, part = name.partition("/")
             if whole not in self._gauges:
-                labels = ["part"] if part else []
-                self._gauges[whole] = self._gauge(f"thinpipe_{whole}", whole, labels, registry=self._registry)
-            gauge = self._gauges[whole]
-            (gauge.labels(part) if part else gauge).set(value)
+                labels = ["part"] if whole in with_parts else []
+                gauge = self._gauge(f"thinpipe_{whole}", whole, labels, registry=self._registry)
+                self._gauges[whole] = gauge, bool(labels)
+            gauge, has_parts = self._gauges[whole]
+            if has_parts:
+                gauge.labels(part).set(value)  # to Prometheus an empty label is none
+            elif not part:
+                gauge.set(value)
 
     def close(self) -> None:
         self._server.shutdown()
