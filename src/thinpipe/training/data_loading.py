@@ -159,7 +159,7 @@ def refuse_unlike(sources: Sequence[Tokens]) -> None:
 
 def refuse_other_data(checkpoint: Checkpoint, info: DatasetInfo, config: DataConfig) -> None:
     """Raises UserError if the run was trained on other tokens, whose samples its data cursor counts."""
-    if checkpoint.manifest.data_sha256 not in ("", info.sha256):
+    if checkpoint.manifest.data_sha256 != info.sha256:
         mixed = ", in this order and with these weights" if config.mixture else ""
         raise UserError(
             f"{checkpoint.path} was trained on other tokens than those of {config.in_words}{mixed}: set [data] to what "
