@@ -33,10 +33,11 @@ def settings_page() -> str:
         "with hyphens for underscores, and a flag beats the file. `none` is what a key is when it is left out; a flag\n"
         "says it as `None`. `[hub]` is read by `thinpipe hub` alone.\n",
     ]
+    several = {*several_of(HubConfig)}
     for path, section, values in sections(HubConfig):
         rows = [[f"`{entry.name}`", entry.type, entry.default, entry.help] for entry in settings_of(section, values)]
         if rows:
-            title = f"[[{path}]]" if path in several_of(HubConfig) else f"[{path}]"
+            title = f"[[{path}]]" if path in several else f"[{path}]"
             parts.append(f"## `{title}`\n\n{_about(section)}{_table(['key', 'is', 'default', 'what it does'], rows)}")
     return "\n".join(parts)
 

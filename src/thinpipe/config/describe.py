@@ -82,8 +82,9 @@ def flags_of(config: type[Any], values: Any = None) -> list[Setting]:
     """All settings, those of sections included, under the names of their flags without hyphens in front:
     training.max-norm. `values`: settings whose values stand for the defaults."""
     flags = [_as_flag(entry) for entry in settings_of(config, values)]
+    several = {*several_of(config)}
     for path, section, own in sections(config, values):
-        if path in several_of(config):
+        if path in several:
             continue  # no flag names an entry of a list that a file has not
         flags += [_as_flag(entry, f"{path}.") for entry in settings_of(section, own)]
     return flags
