@@ -1,8 +1,10 @@
 """Parses and formats rates, durations, sizes and token counts: "80mbps", "20ms", "12GB", "10B". Rates are in bits per
-second, as internet providers state them. Parsers raise UserError. Also: bytes per number of each data type."""
+second, as internet providers state them. Parsers raise UserError. Also: bytes per number of each data type, and short
+lists of names."""
 
 import math
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from thinpipe.core.errors import UserError
@@ -48,6 +50,12 @@ def parse_count(text: str) -> int:
     if not count:
         raise UserError(f"{text!r} is not a number of tokens: write it as 300000, 10M, 1.5B or 1T")
     return round(count)
+
+
+def format_names(names: Sequence[str], most: int) -> str:
+    """The first `most` names, for people: "a, b and 3 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def format_count(count: float) -> str:

@@ -10,6 +10,7 @@ import tokenizers
 from thinpipe.config.data import TokenizeConfig
 from thinpipe.core.errors import DECODE_ERRORS, DataError
 from thinpipe.core.files import remove_durably, remove_partial_files, write_atomically
+from thinpipe.core.units import format_names
 from thinpipe.data.chat.encoding import ChatCounts
 from thinpipe.data.shards import WriterState
 from thinpipe.data.sources import Split, SplitText
@@ -69,11 +70,10 @@ class Journal:
             return entry
         if overwrite or not entry.blocks:
             return None
-        listed = ", ".join(names[:_MAX_NAMED])
-        others = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        listed = format_names(names, _MAX_NAMED)
         raise DataError(
-            f"{self._output} holds unfinished tokens, and since they were begun {listed}{others} changed: go on with "
-            "what they were begun with, or pass --overwrite to begin anew"
+            f"{self._output} holds unfinished tokens, and since they were begun {listed} changed: go on with what they "
+            "were begun with, or pass --overwrite to begin anew"
         )
 
     def write(self, entry: JournalEntry) -> None:

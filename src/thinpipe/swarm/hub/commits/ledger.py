@@ -15,6 +15,7 @@ from math import inf
 from typing import Literal
 
 from thinpipe.core.errors import UserError
+from thinpipe.core.units import format_names
 from thinpipe.swarm.hub.commits.history import Commit, CommitHistory, CommitState
 from thinpipe.swarm.protocol.names import HUB
 from thinpipe.swarm.protocol.signed_files import SignedFile
@@ -247,8 +248,7 @@ class CommitLedger:
         for name in names:
             files = [file for file in pending.missing if self._sender(file) == name]
             if files:
-                more = f" and {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""
-                shown = f"{', '.join(files[:_MAX_NAMED])}{more}"
+                shown = format_names(files, _MAX_NAMED)
                 texts.append(f"{name} has not uploaded {shown} of step {pending.state.step}")
         return "; ".join(texts) or f"all files of step {pending.state.step} have arrived"
 

@@ -14,6 +14,7 @@ from thinpipe.checkpoint import Checkpoint
 from thinpipe.checkpoint.storage import layer_of
 from thinpipe.core.files import file_sha256, replace, sync_folder, write_atomically
 from thinpipe.core.run_folder import MANIFEST
+from thinpipe.core.units import format_names
 
 _LOG = logging.getLogger(__name__)
 _CORRUPT_SUFFIX, _LOST_PREFIX = ".corrupt", "lost-"
@@ -67,7 +68,7 @@ def describe_missing_files(
     For example "the hub has lost blocks.3 of step 120 (copies at carol, not connected)".
     """
     names = sorted(map(layer_of, holders))
-    shown = ", ".join(names[:_MAX_NAMED]) + (f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else "")
+    shown = format_names(names, _MAX_NAMED)
     known = sorted({name for names in holders.values() for name in names})
     gone = [name for name in known if name not in present]
     if gone:
