@@ -1,5 +1,6 @@
 """`thinpipe selftest` on the device `sim`: it passes there, and finds and names faults that are planted in thinpipe."""
 
+import gc
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from tests.device.planted_faults import LAW_OFF, MATMUL_OFF, plant, run_selftest
 from tests.device.sim import environment
 from tests.warm import run_warm
 from thinpipe.boundary.formats import FORMATS, FloatFormat
+from thinpipe.device import memory
 from thinpipe.device.choice import choose_device
 from thinpipe.device.memory import MemoryPeak
 from thinpipe.selftest import copies, kernels, speed, steps
@@ -200,6 +202,19 @@ def test_the_memory_law_of_a_recipe_is_judged(subject, monkeypatch, factor, stat
     assert finding.state == state, finding.text
     assert figures["memory"] == pytest.approx(factor, rel=0.15)
     assert subject.calibration.flops["bf16"] == figures["flops"]
+
+
+def test_a_peak_is_not_lowered_by_what_was_left_before_it(subject):
+    before = memory.forget_memory_peak(subject.device)
+    gc.disable()
+    try:
+        left = [torch.zeros(1 << 20, device=subject.device)]
+        left.append(left)
+        del left
+        started = memory.forget_memory_peak(subject.device)
+    finally:
+        gc.enable()
+    assert started == before
 
 
 @pytest.mark.parametrize(("reserved", "share"), [(3 << 30, 0.5), (10**8, None)])

@@ -73,6 +73,7 @@ def running_hub(config, peers=("p0", "p1"), **settings):
                 loop.call_soon_threadsafe(task.cancel)
             thread.join(PATIENCE)
             run_host.close()
+    assert not thread.is_alive(), "the hub does not end"
     assert not faults, faults
 
 

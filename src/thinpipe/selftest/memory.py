@@ -90,7 +90,6 @@ def measure(device: torch.device, recipe: RecipeName, sizes: Mapping[str, Size])
     gc.collect()
     overhead, peaks = psutil.Process().memory_info().rss if device.type == "cpu" else None, {}
     for name, size in sizes.items():
-        gc.collect()
         before = forget_memory_peak(device)
         _steps(run_config(size, device, recipe), size.vocabulary)
         peaks[name] = memory_peak(device, before)

@@ -5,6 +5,7 @@ import msgspec
 import pytest
 
 from tests.programs import PATIENCE, events_of
+from tests.swarm.commits import wait_until
 from tests.swarm.hubs import ask_as, begin_generation, running_hub
 from thinpipe.core.events import SaveFailed, Step
 from thinpipe.core.hub_events import FilesRefused
@@ -53,7 +54,8 @@ def test_events_without_end(running, generation, run_config):
         false = Step(step=number + 1, loss=1, grad_norm=1, lr=1e-3, tokens=1, seconds=1, tokens_per_second=1)
         for event in (failed, false):
             first.publish("event", msgspec.msgpack.encode(EventReport(generation=1, event=msgspec.json.encode(event))))
-    ask_as(first, "status", 0, Status)
+    ask_as(first, "status", 0, Status)  # which takes turns with what arrived before it
+    wait_until(lambda: not running.hub.services.held_nbytes)
     assert events_of(run_config, Step) == []
     assert 0 < len(events_of(run_config, SaveFailed)) <= MAX_LINES
     told = [line for line in running.printed if "reports" in line]

@@ -61,8 +61,9 @@ class SlowReaders:
 
     async def watch(self, client: Client) -> None:
         """Checks until cancelled, on a connection to the server's system account."""
-        asked = _FEW
-        while True:
+        asked, task = _FEW, asyncio.current_task()
+        assert task is not None
+        while not task.cancelling():  # before Python 3.12 `wait_for` swallows a cancellation if the reply is there
             try:
                 asked = await self._check(client, asked)
             except (NatsError, ProtocolError, OSError) as error:
