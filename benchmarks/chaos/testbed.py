@@ -34,7 +34,7 @@ REFUSED_EXIT_CODE = 2
 _ATTACKER_INVITES = 60
 """One for each time that its key is taken from the hostile member, and the last for nobody."""
 _STRUCK_OFF = "struck-off"
-_INVITE = re.compile(r"thinpipe\d+:\S+")
+_INVITE = re.compile(r"^thinpipe\d+:\S+", re.MULTILINE)
 
 
 class Testbed:
