@@ -10,6 +10,8 @@ from tests.programs import PATIENCE
 from tests.swarm.brokers import dialled
 from tests.swarm.commits import wait_until
 from tests.swarm.hubs import ask_as, begin_generation, running_hub
+from thinpipe.swarm.hub.disconnects import Disconnects
+from thinpipe.swarm.hub.services.serve import Services
 from thinpipe.swarm.protocol.messages import TokensRequest
 from thinpipe.swarm.protocol.names import HUB
 from thinpipe.swarm.protocol.status import Status
@@ -62,3 +64,19 @@ def test_a_hub_that_its_server_has_cut_off_comes_back(run_config):
             wait_until(lambda number=number: sum("connected again" in line for line in running.printed) == number)
         assert any("lost the connection to its own server" in line for line in running.printed)
         assert ask_as(connection, "status", 0, Status).generation == 1
+
+
+def test_nobody_is_answered_before_the_hub_knows_who_is_connected(run_config, monkeypatch):
+    """A request to `reach` between the two was a fault of the hub."""
+    opened = []
+    for kind in (Disconnects, Services):
+        first = kind.open
+
+        async def noted(self, *arguments, kind=kind, first=first):
+            await first(self, *arguments)
+            opened.append(kind)
+
+        monkeypatch.setattr(kind, "open", noted)
+    with running_hub(run_config, ("p0",)):
+        assert opened[0] is Disconnects
+        assert Services in opened

@@ -21,7 +21,7 @@ from thinpipe.swarm.peer.file_transfer import fetch, stat
 from thinpipe.swarm.protocol.messages import LeaveRequest
 from thinpipe.transport.nats.activity import Heartbeat
 
-_LOOK_SECONDS = 0.05
+_LOOK_SECONDS, _STATUS_SECONDS = 0.05, 1.0
 
 
 class _Recording(msgspec.Struct):
@@ -84,35 +84,43 @@ def stall(insider: Insider, order: Order) -> str:
 
     insider.change_sum = stand_still
     _until(lambda: bool(began), "nothing was summed")
+    while time.monotonic() < began[0] + order.seconds:
+        status = insider.status()
+        if insider.name not in {peer.name for peer in status.peers}:
+            break
+        if status.generation != assignment.generation:
+            raise TimeoutError("something else ended its generation before the deadline")
+        time.sleep(_STATUS_SECONDS)
     return f"in generation {assignment.generation}"
 
 
 def others_files(insider: Insider, order: Order) -> str:
     """Constants in place of the weights of a layer that another peer computes."""
-    assignment = insider.wait_for_place()
+    insider.wait_for_place()
     from safetensors.torch import load_file, save_file
 
-    run = insider.remote_run
-    victim = next(name for name in sorted(run._manifest.files) if name not in run._own_files)
-    source = Path(insider.process.folder) / "taken" / victim
-    with insider.by_hand() as me:
-        place = f"{step_folder(run._uploader._committed)}/{victim}"
-        found = stat(me.connection, place)
-        fetch(me.connection, place, source, nbytes=found.nbytes, sha256=found.sha256)
-    claimed: list[int] = []
+    claimed: list[tuple[int, str]] = []
 
     def claim(folder: Any, step: int, files: dict[str, Any]) -> dict[str, Any]:
+        run = insider.remote_run  # of now: what was another's before may be its own in this generation
+        victim = next(name for name in sorted(run._manifest.files) if name not in run._own_files)
+        source = Path(insider.process.folder) / "taken" / victim
+        with insider.by_hand() as me:
+            place = f"{step_folder(run._uploader._committed)}/{victim}"
+            found = stat(me.connection, place)
+            fetch(me.connection, place, source, nbytes=found.nbytes, sha256=found.sha256)
         forged = {name: t.fill_(0.001) if t.is_floating_point() else t for name, t in load_file(source).items()}
         path = folder.partial(step) / victim
         save_file(forged, path)
         files[victim] = FileEntry(nbytes=path.stat().st_size, sha256=file_sha256(path))
         run._own_files = [victim, *run._own_files]
-        claimed.append(step)
+        claimed.append((step, victim))
         return files
 
     insider.change_files = claim
     _until(lambda: bool(claimed), "nothing was saved", order.seconds + PLACE_SECONDS)
-    return f"{victim} of step {claimed[0]} in generation {assignment.generation}"
+    (step, victim), *_ = claimed
+    return f"{victim} of step {step}"
 
 
 def old_incarnation(insider: Insider, _order: Order) -> str:

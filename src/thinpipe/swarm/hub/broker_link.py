@@ -107,9 +107,10 @@ class BrokerLink:
             broker.url, broker.fingerprint, broker.hub_credentials, inbox=f"_INBOX.{HUB}", on_down=self._on_error
         )
         try:
+            await self._disconnects.open()  # before anybody is answered from what it knows
             await self._on_open(client)
-            await self._disconnects.open()
         except BaseException:
+            await self._disconnects.close()
             await client.close()
             raise
         self._client = client
