@@ -197,7 +197,7 @@ def test_a_hub_is_reached_and_its_invite_not_used_up(run_config, examine, tmp_pa
             for given in (tmp_path / "joined", another.line()):
                 clock = examine("--invite", given)["clock"]
                 assert (clock["state"], clock["text"]) == ("warning", words)
-        running.hub.generations.conduct.suspensions.suspend("p0", "bad values", time.monotonic())
+        running.hub.generations.suspensions.suspend("p0", "bad values", time.monotonic())
         found = examine("--invite", tmp_path / "joined")["members"]
         assert found["state"] == "problem"
         assert re.match(r"the hub has suspended this machine for another .*: bad values", found["text"])

@@ -30,11 +30,14 @@ from thinpipe.swarm.hub.conduct import Conduct
 from thinpipe.swarm.hub.disconnects import Connections, DisconnectEvent
 from thinpipe.swarm.hub.event_validation import validated_event
 from thinpipe.swarm.hub.liveness import Heartbeats
-from thinpipe.swarm.hub.membership import Generation, Membership
+from thinpipe.swarm.hub.membership import Membership
+from thinpipe.swarm.hub.replica import Generation
 from thinpipe.swarm.hub.run_host import GenerationStart
 from thinpipe.swarm.hub.services.reduction import ReductionError, StepReduction
 from thinpipe.swarm.hub.slow_readers import WaitingBytes
 from thinpipe.swarm.hub.stalls import StallDetector
+from thinpipe.swarm.hub.suspects import Suspects
+from thinpipe.swarm.hub.suspensions import Suspensions
 from thinpipe.swarm.peer.hub_settings import settings_from_hub
 from thinpipe.swarm.protocol.file_messages import ReadReply, ReadRequest, WriteReply, WriteRequest
 from thinpipe.swarm.protocol.invite import PackedInvite
@@ -88,13 +91,13 @@ def process_next_request(request):
     """The request of one peer beside an honest one: measured, assigned, forecast, planned, shown."""
     honest = request if request.report is None else msgspec.structs.replace(request, report=None)
     assert isinstance(numerics_mismatch(request.numerics, numerics()), str)
-    conduct = Conduct(lambda: NAMES)
+    conduct = Conduct(lambda: NAMES, Suspects(Suspensions()))
 
-    def judge(name, request, leaving):
+    def judge(_generation, name, request, leaving):
         return conduct.end_by_request(name, request, leaving, 0.0)
 
     membership = Membership(
-        wanted=1, partitioner=partition, patience_seconds=0.0, suspensions=conduct.suspensions, judge=judge
+        wanted=1, partitioner=partition, patience_seconds=0.0, suspensions=conduct.suspects.suspensions, judge=judge
     )
     membership.on_next_request("p0", msgspec.structs.replace(honest, accusation=None), 0.0)
     for now in range(4):
@@ -110,7 +113,7 @@ def process_next_request(request):
             conduct.begin(found, layout((SEGMENTS,)), 0)
             membership.on_next_request("mallory", request, now + 0.5)
             conduct.on_return("mallory", request, now + 0.5)
-            show(Status(**EMPTY_STATUS | {"peers": [], "suspended": conduct.suspensions.in_words(now + 0.5)}))
+            show(Status(**EMPTY_STATUS | {"peers": [], "suspended": conduct.suspects.suspensions.in_words(now + 0.5)}))
             for event in conduct.pop_events(0):
                 format_event(event)
     peers = [PeerStatus(name="mallory", segments=1, report=request.report)]
@@ -124,7 +127,7 @@ EMPTY_STATUS = {
 
 def begin(generation, membership):
     """As the hub begins a generation, with the numbers of its run host."""
-    expected = forecast(generation, membership)
+    expected = forecast(generation, membership.roster)
     step_seconds = predict_step_seconds(
         tokens=1 << 16,
         tokens_per_second=expected.tokens_per_second,
@@ -142,7 +145,7 @@ def begin(generation, membership):
         max_steps=10_000,
     )
     plan.in_words(step_seconds)
-    format_event(start_event(generation, membership, 3, who_reads=""))
+    format_event(start_event(generation, membership.roster, 3, who_reads=""))
     rates = dict(zip(generation.names, plan.bytes_per_second, strict=True))
     start = GenerationStart(
         settings="",

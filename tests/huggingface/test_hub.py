@@ -169,7 +169,7 @@ def test_a_hub_refuses_a_base_that_has_changed(base, tune_tokens, tmp_path):
 
 def begin_of_two(run):
     from thinpipe.planning.partition import Partition
-    from thinpipe.swarm.hub.membership import Generation
+    from thinpipe.swarm.hub.replica import Generation
 
     stages = (("a", range(1)), ("b", range(1, 2)))
     partition = Partition(stages=stages, standbys=(), too_small=(), loads=(), tokens_per_second=1.0, bottleneck="")

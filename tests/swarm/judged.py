@@ -13,8 +13,11 @@ from thinpipe.core.numerics import numerics
 from thinpipe.planning.partition import Partition
 from thinpipe.swarm.hub.conduct import Conduct
 from thinpipe.swarm.hub.membership import Membership
+from thinpipe.swarm.hub.replica import GenerationEnd
 from thinpipe.swarm.hub.services.reduction import ReductionError, StepReduction
 from thinpipe.swarm.hub.step_record import StepLayout
+from thinpipe.swarm.hub.suspects import Suspects
+from thinpipe.swarm.hub.suspensions import Suspensions
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
 from thinpipe.swarm.protocol.messages import Accusation, NextRequest, is_near
 from thinpipe.training.attempts import MAX_CONSECUTIVE_SKIPS, Attempts
@@ -105,14 +108,16 @@ class World:
         from which the weights are bad."""
         self.now, self.committed, self.stopped = 0.0, 0, ""
         self.expelled, self.events, self.ends = [], [], []
-        self.conduct = Conduct(lambda: self.names)
+        self.conduct = Conduct(lambda: self.names, Suspects(Suspensions()))
         self.membership = Membership(
             wanted=len(self.names),
             partitioner=lambda machines, _up, _down: self._partition(machines, most, needed),
             hub_bps=(1e6, 1e6),
             patience_seconds=5.0,
-            suspensions=self.conduct.suspensions,
-            judge=lambda name, request, leaving: self.conduct.end_by_request(name, request, leaving, self.now),
+            suspensions=self.conduct.suspects.suspensions,
+            judge=lambda _generation, name, request, leaving: self.conduct.end_by_request(
+                name, request, leaving, self.now
+            ),
         )
         self.starts = dict.fromkeys(self.names, 0)
 
@@ -126,7 +131,7 @@ class World:
 
     def ask(self, name, **fields):
         request = NextRequest(incarnation=f"{name}{self.starts[name]}", numerics=numerics(), report=REPORT, **fields)
-        known = self.membership.incarnation_of(name)
+        known = self.membership.roster.incarnation_of(name)
         over = self.membership.on_next_request(name, request, self.now)
         if known not in (None, request.incarnation):
             self.conduct.on_departure(over, self.now)
@@ -149,7 +154,7 @@ class World:
         """Runs so many generations, or until the run stops."""
         for _ in range(generations):
             self._assemble()
-            if self.stopped or self.membership.current is None:
+            if self.stopped or self.membership.replicas[0].current is None:
                 return
             self._compute(max_steps)
             if self.stopped:
@@ -159,16 +164,16 @@ class World:
         left = self.membership.last_generation  # one that begins while some still ask is not left by them
         for _ in range(20):
             self.now += 1.0
-            self.conduct.suspensions.expire(self.now)
+            self.conduct.suspects.suspensions.expire(self.now)
             for name in self.names:
                 self.ask(name, left_generation=left)
             self._carry_out(None)
-            if self.membership.current is not None or self.stopped:
+            if self.membership.replicas[0].current is not None or self.stopped:
                 return
 
     def _compute(self, max_steps):
         """One generation: until a peer ends it, or for so many steps, after which all stop in order."""
-        generation = self.membership.current
+        generation = self.membership.replicas[0].current
         names, shares = generation.names, list(generation.shares.values())
         step_layout = layout(shares)
         record = self.conduct.begin(generation, step_layout, self.committed)
@@ -194,7 +199,7 @@ class World:
                     reduction.contribute(name, generation.number, round_number, "step", values)
                 except ReductionError:
                     self._carry_out(end := self.conduct.offence(self.now))
-                    assert self.membership.end()
+                    assert self.membership.end(generation, end)
                     assert end.peer == name
                     self._all_ask(generation, {})
                     return
@@ -220,7 +225,7 @@ class World:
                 done += 1
                 if record.finished % INTERVAL == 0:
                     self._commit(record.finished)
-        assert self.membership.end()
+        assert self.membership.end(generation, GenerationEnd("deadlock", "they wait"))
         self._all_ask(generation, {})
 
     def _commit(self, step):
@@ -232,7 +237,7 @@ class World:
         ends = list(cuts(step_layout))
         for other, attack in begun.items():
             if attack.kind == "sends bad values":
-                at = self.membership.current.names.index(other)
+                at = self.membership.replicas[0].current.names.index(other)
                 sent = [(receiver, end) for sender, receiver, end in ends if sender == at]
                 receiver, end = sent[attack.whom % len(sent)]
                 changes["bad"] += [end] if receiver == rank else []

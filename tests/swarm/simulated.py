@@ -16,7 +16,8 @@ from thinpipe.core.numerics import numerics
 from thinpipe.planning.partition import Partition
 from thinpipe.swarm.hub.commits.history import Commit, CommitHistory, CommitState
 from thinpipe.swarm.hub.commits.ledger import CommitLedger, Part
-from thinpipe.swarm.hub.membership import Generation, GenerationEnd, Membership
+from thinpipe.swarm.hub.membership import Membership
+from thinpipe.swarm.hub.replica import Generation, GenerationEnd
 from thinpipe.swarm.hub.services.reduction import ReductionError, StepReduction
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
 from thinpipe.swarm.protocol.messages import Measure, NextRequest
@@ -136,11 +137,11 @@ class SimulatedHub:
             self.world.broadcast(("over", self.membership.last_generation))
 
     def next(self, sender: "Process", request: NextRequest) -> Any:
-        if self.membership.is_superseded(sender.name, request.incarnation):
+        if self.membership.roster.is_superseded(sender.name, request.incarnation):
             return "refused"
-        incarnation = self.membership.incarnation_of(sender.name)
+        incarnation = self.membership.roster.incarnation_of(sender.name)
         over = self.membership.on_next_request(sender.name, request, self.world.now)
-        if incarnation not in (None, self.membership.incarnation_of(sender.name)):
+        if incarnation not in (None, self.membership.roster.incarnation_of(sender.name)):
             self._gone(sender.name)
         self._over(over)
         before = self.membership.last_generation
@@ -150,7 +151,7 @@ class SimulatedHub:
         return self._work(sender.name, found) if isinstance(found, Generation) else found
 
     def _begun(self) -> None:
-        generation = self.membership.current
+        generation = self.membership.replicas[0].current
         assert generation.number > self.disk.generation, "generations only grow"
         self.disk.generation = generation.number
         self.held = {name: [LAYERS[i] for i in mine] for name, mine in generation.partition.stages}
@@ -159,7 +160,7 @@ class SimulatedHub:
         self.beginning = self.commits.newest
         self.reduction = StepReduction(generation.number, generation.names)
         self.world.incarnations[generation.number] = {
-            name: self.membership._peers[name].incarnation for name in generation.names
+            name: self.membership.roster[name].incarnation for name in generation.names
         }
 
     def _work(self, name: str, generation: Generation) -> PlannedWork:
@@ -186,7 +187,7 @@ class SimulatedHub:
 
     def saved(self, sender: "Process", asked: tuple[int, Part]) -> str:
         generation, part = asked
-        latest = self.membership.latest
+        latest = self.membership.replicas[0].latest
         if latest is None or latest.number != generation or sender.name not in latest.names:
             return "refused"
         foreign = self.commits.foreign_files(sender.name, part.files)
@@ -228,7 +229,8 @@ class SimulatedHub:
         if not self.commits.is_recorded(commit):
             self.log(commit)
         self.commits.mark_committed(commit)
-        self._over(self.membership.on_commit())
+        for end in self.membership.on_commit():
+            self._over(end)
 
 
 @dataclass
@@ -427,7 +429,7 @@ class World:
     def calm(self) -> None:
         """A second in which everybody acts and everything arrives."""
         self.now += 1.0
-        for name in self.hub.membership.present:
+        for name in list(self.hub.membership.roster):
             if not any(process.name == name for process in self.processes):
                 self.hub.drop_peer(name)
         for process in list(self.processes):
@@ -444,7 +446,9 @@ class World:
             for p in self.processes
         ]
         commits = f"newest {self.hub.commits.newest}, arriving {self.hub.commits.pending_step}"
-        return "\n".join([f"{membership.current}, {membership._peers}, {commits}, now {self.now}", *processes])
+        return "\n".join(
+            [f"{membership.replicas[0].current}, {membership.roster}, {commits}, now {self.now}", *processes]
+        )
 
     # What must hold
 

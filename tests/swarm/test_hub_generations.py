@@ -18,7 +18,7 @@ from thinpipe.transport.nats.store import NatsStore
 
 def test_the_start_of_a_generation_is_logged_before_anything_can_end_it(run_config, monkeypatch):
     with running_hub(run_config, ("p0",)) as running, running.connection("p0") as connection:
-        reductions, logged = running.hub.generations.reductions, []
+        reductions, logged = running.hub.generations.replicas[0].reductions, []
         begin = reductions.begin
 
         async def look(*arguments):
@@ -43,7 +43,7 @@ def test_after_the_owners_stop_no_end_of_a_generation_announces_another(run_conf
         begin_generation(running, first, second)
         running.hub.stop()
         asked = [first.submit("next", next_request(running, left_generation=1, **fields), seconds=PATIENCE)]
-        wait_until(lambda: running.hub.membership.current is None)
+        wait_until(lambda: running.hub.membership.replicas[0].current is None)
         asked.append(second.submit("next", next_request(running, left_generation=1), seconds=PATIENCE))
         answers = [msgspec.msgpack.decode(each.result(PATIENCE), type=Answer) for each in asked]
         assert all(isinstance(answer, Finished) for answer in answers), answers

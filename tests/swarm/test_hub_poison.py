@@ -125,7 +125,7 @@ FIRST_CUT = (0, True)
 
 def step_layout(running):
     """Of the running generation."""
-    return running.hub.generations.conduct.record.layout
+    return running.hub.generations.replicas[0].conduct.record.layout
 
 
 def compute(running, connections, round_number, generation=1, **of_one):
@@ -210,8 +210,8 @@ def test_the_others_are_answered_although_the_broker_cannot_remove_a_peer(run_co
     with running_hub(run_config, NAMES, patience_seconds=1.0) as running, ExitStack() as posts:
         connections = [posts.enter_context(running.connection(name)) for name in NAMES]
         begin_generation(running, *connections)
-        running.hub.generations.conduct.suspects._finders["p0"] = {"p2": 100}
-        running.hub.generations.conduct.suspects._pair("p0", "p2")
+        running.hub.generations.suspects._finders["p0"] = {"p2": 100}
+        running.hub.generations.suspects._pair("p0", "p2")
         monkeypatch.setattr(running.hub.broker, "remove_peer", fail)
         for round_number in (1, 2):
             compute(running, connections, round_number, p1={"bad": [FIRST_CUT]})

@@ -8,13 +8,13 @@ import pytest
 
 from tests.programs import PATIENCE
 from tests.swarm.hubs import ask_again, ask_next, begin_generation, running_hub
-from thinpipe.swarm.hub import generations
+from thinpipe.swarm.hub import answers
 from thinpipe.swarm.protocol.messages import Assignment, RestoreFiles, Standby
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(generations, "LONG_POLL_SECONDS", 1.5)
+    monkeypatch.setattr(answers, "LONG_POLL_SECONDS", 1.5)
 
 
 def slow_disk(run_host):

@@ -43,7 +43,7 @@ def test_a_machine_that_cannot_be_is_refused_with_the_reason(figures, run_config
         answer = ask_next(hostile, running, report=absurd(**figures))
         assert isinstance(answer, Refused)
         assert "report" in answer.text, "the place of the number"
-        assert running.hub.membership.present == []
+        assert list(running.hub.membership.roster) == []
         first, second = begin_generation(running, honest, hostile)
         assert (first.generation, second.generation) == (1, 1), "with figures that can be it may take part"
 
@@ -103,22 +103,22 @@ def test_a_generation_begins_whole_or_not_at_all(place, error, run_config, monke
     ):
         generations, run_host = running.hub.generations, running.hub.run_host
         owner, name = {
-            "partition": (generations.membership, "partitioner"),
+            "partition": (generations.membership.candidates, "partitioner"),
             "number": (generations._generation_file, "write"),
             "link": (generations._link_file, "write"),
             "begin": (run_host, "begin"),
             "display": (run_host.display, "show"),
         }[place]
         if place == "link":
-            generations.membership.hub_bps = (1e9, 1e9)
+            generations.membership.roster.hub_bps = (1e9, 1e9)
         if place != "display":
             calls = fails_once(monkeypatch, owner, name, error)
         else:
             calls = fails_at_start(monkeypatch, owner, error)
         works = begin_generation(running, first, second)
         assert len(calls) > 1
-        assert works[0].generation == works[1].generation == generations.membership.current.number
-        assert works[0].names == works[1].names == generations.membership.current.names
+        assert works[0].generation == works[1].generation == generations.membership.replicas[0].current.number
+        assert works[0].names == works[1].names == generations.membership.replicas[0].current.names
         assert generations.is_active("p0", works[0].generation)
         told = [line for line in running.printed if "cannot start a generation" in line]
         assert len(told) == 1
@@ -151,7 +151,7 @@ def test_while_no_generation_can_begin_peers_wait_and_are_told_why(run_config, m
         answer = ask_next(only, running)
         assert isinstance(answer, Standby)
         assert "cannot start a generation" in answer.text
-        assert running.hub.membership.current is None
+        assert running.hub.membership.replicas[0].current is None
         assert running.hub.membership.last_generation < 30, "it does not try as fast as it can"
         monkeypatch.undo()
         assert isinstance(ask_again(only, running), Assignment)

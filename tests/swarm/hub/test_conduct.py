@@ -9,9 +9,10 @@ from thinpipe.core.hub_events import PeerResumed, PeerSuspended
 from thinpipe.core.numerics import numerics
 from thinpipe.planning.partition import Partition
 from thinpipe.swarm.hub.conduct import Conduct
-from thinpipe.swarm.hub.membership import Generation, GenerationEnd
+from thinpipe.swarm.hub.replica import Generation, GenerationEnd
 from thinpipe.swarm.hub.services.reduction import ReductionError, StepReduction
-from thinpipe.swarm.hub.suspects import MAX_ENDS_WITHOUT_COMMIT
+from thinpipe.swarm.hub.suspects import MAX_ENDS_WITHOUT_COMMIT, Suspects
+from thinpipe.swarm.hub.suspensions import Suspensions
 from thinpipe.swarm.protocol.messages import Accusation, NextRequest
 
 NAMES = ("anna", "bert", "carl")
@@ -24,7 +25,7 @@ class Steps:
     """A generation of these peers that computes from step 10 on; the run has 15."""
 
     def __init__(self, names=NAMES, members=NAMES):
-        self.conduct, self.names, self.round = Conduct(lambda: members), names, 0
+        self.conduct, self.names, self.round = Conduct(lambda: members, Suspects(Suspensions())), names, 0
         self.begin()
 
     def begin(self):

@@ -8,7 +8,8 @@ from thinpipe.core.hub_events import GenerationStarted
 from thinpipe.core.numerics import numerics
 from thinpipe.planning.partition import Partition, SegmentNeeds, Traffic, make_partition
 from thinpipe.swarm.hub.assignments import measuring_text
-from thinpipe.swarm.hub.membership import Generation, GenerationEnd, Membership
+from thinpipe.swarm.hub.membership import Membership
+from thinpipe.swarm.hub.replica import Generation, GenerationEnd
 from thinpipe.swarm.protocol.machine_report import MachineReport, ProcessorReport
 from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Measure, NextRequest
 
@@ -56,7 +57,7 @@ def test_a_standby_takes_over_at_once_also_if_it_was_one_of_those_wanted():
     membership = make_membership(3, assign_two)
     for name in ("a", "b", "c"):
         ask(membership, name)
-    assert membership.current.names == ["a", "b"]
+    assert membership.replicas[0].current.names == ["a", "b"]
     membership.next_for("b", 0.0)
     assert membership.drop_peer("b", "lost")
     assert ask(membership, "c", now=1.0, left_generation=0)[1] is None, "a has not come out of the generation yet"
@@ -99,9 +100,9 @@ def test_a_generation_is_over_when_one_of_its_peers_is_gone_asks_again_or_was_st
         membership = make_membership(2)
         ask(membership, "a")
         ask(membership, "b")
-        assert membership.current.number == 1
+        assert membership.replicas[0].current.number == 1
         assert end(membership)
-        assert membership.current is None or membership.current.number == 2
+        assert membership.replicas[0].current is None or membership.replicas[0].current.number == 2
 
 
 def test_whoever_asks_first_ends_the_generation_and_the_judge_says_why():
@@ -116,25 +117,25 @@ def test_whoever_asks_first_ends_the_generation_and_the_judge_says_why():
     ask(membership, "b")
     membership.on_leave_announced("b")
     end, _ = ask(membership, "a", left_generation=1, error="its memory is full")
-    assert end == GenerationEnd("failed", "a failed", "a")
+    assert end == GenerationEnd("failed", "a failed", "a", generation=1)
     ask(membership, "b", left_generation=1)
-    ((name, request, leaving),) = asked
-    assert (name, request.error, leaving) == ("a", "its memory is full", ["b"])
+    ((generation, name, request, leaving),) = asked
+    assert (generation.number, name, request.error, leaving) == (1, "a", "its memory is full", ["b"])
 
 
 def test_a_suspended_peer_waits_and_is_not_waited_for():
     membership = make_membership(3)
     for name in ("a", "b", "c"):
         ask(membership, name)
-    membership.suspensions.suspend("b", "it was bad", 0.0)
-    membership.end()
+    membership.candidates.suspensions.suspend("b", "it was bad", 0.0)
+    membership.end(membership.replicas[0].current, GenerationEnd("deadlock", "they wait"))
     for name in ("a", "b"):
         ask(membership, name, left_generation=1)
     assert ask(membership, "c", left_generation=1)[1].names == ["a", "c"]
     assert "b is suspended for a while: it was bad" in membership.wait_reason("b")
-    assert membership.on_commit() is None
-    membership.suspensions.expire(300.0)
-    assert membership.on_commit() == GenerationEnd("rebalance", "b can take part now")
+    assert membership.on_commit() == []
+    membership.candidates.suspensions.expire(300.0)
+    assert [end.reason for end in membership.on_commit()] == ["b can take part now"]
 
 
 def test_suspensions_are_lifted_if_the_model_does_not_fit_without():
@@ -147,14 +148,14 @@ def test_suspensions_are_lifted_if_the_model_does_not_fit_without():
     for name in ("a", "b", "c"):
         ask(membership, name)
     for name in ("c", "b"):
-        membership.suspensions.suspend(name, "it was bad", 0.0)
-    membership.suspensions.until["b"] += 1.0
-    membership.end()
+        membership.candidates.suspensions.suspend(name, "it was bad", 0.0)
+    membership.candidates.suspensions.until["b"] += 1.0
+    membership.end(membership.replicas[0].current, GenerationEnd("deadlock", "they wait"))
     for name in ("a", "b", "c"):
         ask(membership, name, left_generation=1)
-    assert sorted(membership.current.names) == ["a", "c"], "first whose time is over first"
-    assert membership.suspensions.pop_ended() == [("c", "the run cannot do without it")]
-    assert "b" in membership.suspensions
+    assert sorted(membership.replicas[0].current.names) == ["a", "c"], "first whose time is over first"
+    assert membership.candidates.suspensions.pop_ended() == [("c", "the run cannot do without it")]
+    assert "b" in membership.candidates.suspensions
 
 
 def test_the_next_generation_begins_when_all_have_come_out_of_the_last():
@@ -270,7 +271,7 @@ def test_nobody_has_taken_part_in_what_is_still_to_come():
     membership = make_membership(2)
     ask(membership, "a", left_generation=1 << 62)
     assert ask(membership, "b")[1].names == ["a", "b"]
-    assert membership.next_for("a", 0.0) is membership.current, "or the others would wait for it in vain"
+    assert membership.next_for("a", 0.0) is membership.replicas[0].current, "or the others would wait for it in vain"
 
 
 def test_newcomers_are_measured_one_at_a_time_while_a_generation_runs():
@@ -281,7 +282,7 @@ def test_newcomers_are_measured_one_at_a_time_while_a_generation_runs():
     assert ask(membership, "d", report=None) == (None, None)
     assert ask(membership, "c") == (None, None), "it is a standby"
     assert membership.next_for("d", 0.0) == Measure(concurrent=False)
-    assert membership.current.names == ["a", "b"]
+    assert membership.replicas[0].current.names == ["a", "b"]
 
 
 def test_one_that_is_not_measured_yet_holds_up_no_later_generation():
@@ -324,7 +325,7 @@ def test_what_one_alone_has_measured_is_not_the_hubs_line():
     ask(membership, "b")
     ask(membership, "a", concurrent_bps=(1.0, 2.0))
     membership.drop_peer("b", "lost")
-    assert membership.hub_bps is None
+    assert membership.roster.hub_bps is None
     assert ask(membership, "b", incarnation="z")[1] == Measure(concurrent=True)
     assert membership.next_for("a", 0.0) == Measure(concurrent=True)
 
@@ -342,17 +343,17 @@ def partitioner_short_of_one(partitioner=partition_all):
 
 def test_those_who_come_later_take_part_after_the_next_commit():
     membership = partitioner_short_of_one()
-    assert membership.on_commit() is None, "nobody is there"
+    assert membership.on_commit() == [], "nobody is there"
     ask(membership, "c", report=None)
-    assert membership.on_commit() is None, "c is not measured"
+    assert membership.on_commit() == [], "c is not measured"
     ask(membership, "c")
     assert "after the next commit" in membership.wait_reason("c")
-    assert membership.on_commit() == GenerationEnd("rebalance", "c can take part now")
-    assert membership.current is None
+    assert [end.reason for end in membership.on_commit()] == ["c can take part now"]
+    assert membership.replicas[0].current is None
     generation = ask(membership, "a", left_generation=2)[1]
     assert generation.names == ["a", "c"]
     ask(membership, "d")
-    assert membership.on_commit() is None, "there are as many as wanted"
+    assert membership.on_commit() == [], "there are as many as wanted"
 
 
 def test_no_generation_ends_for_one_that_would_have_nothing_to_do():
@@ -362,8 +363,8 @@ def test_no_generation_ends_for_one_that_would_have_nothing_to_do():
     membership = make_membership(2, the_first)
     ask(membership, "a")
     ask(membership, "b")
-    assert membership.current.names == ["a"]
-    assert membership.on_commit() is None
+    assert membership.replicas[0].current.names == ["a"]
+    assert membership.on_commit() == []
 
 
 def test_a_program_that_another_has_followed_is_not_heard():
@@ -372,13 +373,13 @@ def test_a_program_that_another_has_followed_is_not_heard():
     ask(membership, "b")
     ask(membership, "b", incarnation="z")
     generation = ask(membership, "a", left_generation=1)[1]
-    assert membership.is_superseded("b", "a")
-    assert not membership.is_superseded("b", "z")
+    assert membership.roster.is_superseded("b", "a")
+    assert not membership.roster.is_superseded("b", "z")
     assert (
         membership.on_next_request("b", NextRequest(incarnation="a", numerics=numerics(), left_generation=2), 0.0)
         is None
     )
-    assert membership.current is generation
+    assert membership.replicas[0].current is generation
     assert generation.incarnations == {"a": 1, "b": 2}
 
 
@@ -387,15 +388,15 @@ def test_one_that_was_lost_may_come_back_unless_another_was_started():
     ask(membership, "a")
     membership.drop_peer("a", "lost")
     ask(membership, "a")
-    assert membership.is_current_incarnation("a", "a")
+    assert membership.roster.is_current_incarnation("a", "a")
     membership.drop_peer("a", "lost")
-    assert not membership.is_current_incarnation("a", "a")
-    assert not membership.is_superseded("a", "a")
+    assert not membership.roster.is_current_incarnation("a", "a")
+    assert not membership.roster.is_superseded("a", "a")
     ask(membership, "a", incarnation="z")
-    assert membership.is_superseded("a", "a")
+    assert membership.roster.is_superseded("a", "a")
     assert ask(membership, "a", incarnation="a") == (None, None)
-    assert membership.is_current_incarnation("a", "z")
-    assert not membership.is_current_incarnation("b", "a")
+    assert membership.roster.is_current_incarnation("a", "z")
+    assert not membership.roster.is_current_incarnation("b", "a")
 
 
 def test_a_request_from_before_it_was_measured_does_not_make_one_unmeasured():
@@ -403,7 +404,7 @@ def test_a_request_from_before_it_was_measured_does_not_make_one_unmeasured():
     ask(membership, "a", report=None)
     ask(membership, "a")
     ask(membership, "a", report=None)
-    assert membership.report_of("a") == REPORT
+    assert membership.roster["a"].report == REPORT
 
 
 def of_class(device_class, flops=1e9):
@@ -422,21 +423,24 @@ def partition_three(machines, up, down):
 def began(membership):
     """Records the placing of the current generation, as a hub's run does."""
     places = [
-        membership.report_of(name).place(name, segments) for name, segments in membership.current.partition.stages
+        membership.roster[name].report.place(name, segments)
+        for name, segments in membership.replicas[0].current.partition.stages
     ]
-    membership.exactness.on_event(GenerationStarted(generation=membership.last_generation, step=0, peers=places))
+    membership.candidates.exactness.on_event(
+        GenerationStarted(generation=membership.last_generation, step=0, peers=places)
+    )
     return [(place.name, place.device_class) for place in places]
 
 
 def regrouped(membership, lost, now=1.0):
     """Who computes after a peer is lost and the others have asked at once and at `now`."""
-    others = [name for name in membership.current.names if name != lost]
+    others = [name for name in membership.replicas[0].current.names if name != lost]
     number = membership.last_generation
     membership.drop_peer(lost, "lost")
     for at in (0.0, now):
         for name in others:
-            ask(membership, name, now=at, report=membership.report_of(name), left_generation=number)
-    return None if membership.current is None else began(membership)
+            ask(membership, name, now=at, report=membership.roster[name].report, left_generation=number)
+    return None if membership.replicas[0].current is None else began(membership)
 
 
 def run_of(exact, *classes, flops=()):
@@ -456,7 +460,7 @@ def test_an_exact_run_waits_for_a_device_of_the_lost_class():
     assert "hub.exact keeps segments on the class of device that computed them" in membership.waits_for
     assert ask(membership, "late", now=1e6, report=of_class("x"))[1] is not None
     assert ("late", "x") in began(membership)
-    assert membership.exactness.lost is None
+    assert membership.candidates.exactness.lost is None
 
 
 def test_an_exact_run_names_those_whose_devices_cannot_take_part():
@@ -471,14 +475,14 @@ def test_an_exact_run_names_those_whose_devices_cannot_take_part():
 def test_an_exact_run_moves_segments_among_devices_of_one_class():
     membership = run_of(True, "x", "y", "y")
     assert regrouped(membership, "p1", now=1e6) == [("p2", "y"), ("p0", "x")]
-    assert membership.exactness.lost is None
+    assert membership.candidates.exactness.lost is None
 
 
 def test_an_exact_run_takes_no_device_that_does_not_repeat_its_bits():
     membership = make_membership(2, partition_three, exact=True)
     for name, each in (("a", "x"), ("b", ""), ("c", "x")):
         ask(membership, name, report=of_class(each))
-    assert sorted(membership.current.names) == ["a", "c"]
+    assert sorted(membership.replicas[0].current.names) == ["a", "c"]
 
 
 @pytest.mark.parametrize(("speed", "taken"), [(1.1e9, "like"), (1e10, "unlike")])
@@ -487,7 +491,7 @@ def test_other_runs_prefer_a_device_of_the_class_unless_another_is_much_faster(s
     ask(membership, "like", report=of_class("x"))
     ask(membership, "unlike", report=of_class("y", flops=speed))
     names = dict(regrouped(membership, "p0"))
-    assert (taken in names, membership.exactness.lost is None) == (True, taken == "like")
+    assert (taken in names, membership.candidates.exactness.lost is None) == (True, taken == "like")
 
 
 def test_the_owner_reads_whose_machine_is_measured_and_how_many_are_left():

@@ -27,7 +27,7 @@ from thinpipe.swarm.hub import training_host
 from thinpipe.swarm.hub.commits.history import Commit
 from thinpipe.swarm.hub.commits.log import COMMIT_LOG_FILE
 from thinpipe.swarm.hub.commits.recovery import SignedCommit
-from thinpipe.swarm.hub.membership import Generation
+from thinpipe.swarm.hub.replica import Generation
 from thinpipe.swarm.hub.training_host import TrainingHost
 from thinpipe.swarm.protocol.keys import KeyPair
 from thinpipe.swarm.protocol.messages import AnnouncementReply

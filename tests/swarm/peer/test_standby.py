@@ -13,7 +13,7 @@ from tests.swarm.hubs import ask_next, next_request, report, running_hub
 from thinpipe.checkpoint import Checkpoint, Manifest
 from thinpipe.config.run import JobConfig
 from thinpipe.core.run_folder import MANIFEST
-from thinpipe.swarm.hub import generations
+from thinpipe.swarm.hub import answers as long_polls
 from thinpipe.swarm.peer import standby as standby_mirror
 from thinpipe.swarm.peer.remote_run import RemoteRun
 from thinpipe.swarm.peer.standby import StandbyMirror
@@ -65,7 +65,7 @@ def test_a_standby_copies_what_is_new_and_then_needs_nothing(uncut, tmp_path, mo
         mirror.follow(connection, wait.manifest, bytes_per_second=1e8)
         wait_until(lambda: copied(folder, manifest))
 
-        monkeypatch.setattr(generations, "LONG_POLL_SECONDS", 10 * PATIENCE)
+        monkeypatch.setattr(long_polls, "LONG_POLL_SECONDS", 10 * PATIENCE)
         later = connection.submit("next", next_request(running), seconds=PATIENCE)
         newer = commit_next(run_host)
         wait = msgspec.msgpack.decode(later.result(PATIENCE), type=Answer)  # who waits hears of a commit at once

@@ -5,28 +5,30 @@ import math
 from collections.abc import Mapping, Sequence
 
 from thinpipe.core.hub_events import GenerationStarted
-from thinpipe.swarm.hub.membership import Generation, Membership
+from thinpipe.swarm.hub.membership import Membership
+from thinpipe.swarm.hub.replica import Generation
+from thinpipe.swarm.hub.roster import Roster
 from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart
 from thinpipe.swarm.protocol.machine_report import MachineReport
 from thinpipe.swarm.protocol.messages import Assignment, Measure
 
 
-def forecast(generation: Generation, membership: Membership) -> GenerationForecast:
+def forecast(generation: Generation, roster: Roster) -> GenerationForecast:
     """Expected speed of a generation, by the reports of its peers."""
-    reports = _reports(generation, membership).values()
+    reports = _reports(generation, roster).values()
     return GenerationForecast(
         tokens_per_second=generation.partition.tokens_per_second,
         up_bps=[report.up_bps for report in reports],
-        hub_down_bps=membership.hub_rates[1],
+        hub_down_bps=roster.hub_rates[1],
         down_bps=[report.down_bps for report in reports],
-        hub_up_bps=membership.hub_rates[0],
+        hub_up_bps=roster.hub_rates[0],
         latency_s=max(report.latency_s for report in reports),
     )
 
 
-def start_event(generation: Generation, membership: Membership, step: int, *, who_reads: str) -> GenerationStarted:
+def start_event(generation: Generation, roster: Roster, step: int, *, who_reads: str) -> GenerationStarted:
     """The event of a generation that continues from this step. `who_reads`: who can read the data, in one sentence."""
-    reports, planned = _reports(generation, membership), generation.partition.tokens_per_second
+    reports, planned = _reports(generation, roster), generation.partition.tokens_per_second
     return GenerationStarted(
         generation=generation.number,
         step=step,
@@ -59,13 +61,13 @@ def measuring_text(name: str, measure: Measure, membership: Membership) -> str:
     """The line for the hub's owner about the measurement that this peer makes now."""
     if measure.concurrent:
         return "all machines measure their links at the same time, for some seconds"
-    present = membership.present
-    count = max(len(present), 0 if membership.last_generation else membership.wanted)
-    number = 1 + sum(membership.report_of(other) is not None for other in present)
+    roster = membership.roster
+    count = max(len(roster), 0 if membership.last_generation else membership.wanted)
+    number = 1 + len(roster) - len(roster.unmeasured)
     return f"measuring the machine and the link of {name}, {number} of {count}, for some seconds"
 
 
-def _reports(generation: Generation, membership: Membership) -> Mapping[str, MachineReport]:
+def _reports(generation: Generation, roster: Roster) -> Mapping[str, MachineReport]:
     """Reports of the generation's peers by name, in pipeline order."""
-    reports = {name: membership.report_of(name) for name in generation.names}
+    reports = {name: roster[name].report for name in generation.names}
     return {name: report for name, report in reports.items() if report is not None}

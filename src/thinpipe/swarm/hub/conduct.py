@@ -11,10 +11,9 @@ from thinpipe.core.audit_events import BoundaryAlarm
 from thinpipe.core.events import AnyEvent
 from thinpipe.core.foreign import sanitize
 from thinpipe.core.hub_events import HubEvent, PeerResumed, PeerSuspended
-from thinpipe.swarm.hub.membership import Generation, GenerationEnd
+from thinpipe.swarm.hub.replica import Generation, GenerationEnd
 from thinpipe.swarm.hub.step_record import Finding, StepLayout, StepRecord
 from thinpipe.swarm.hub.suspects import Ruling, Suspects, describe
-from thinpipe.swarm.hub.suspensions import Suspensions
 from thinpipe.swarm.protocol.messages import NextRequest
 
 _ORDERLY_ENDS = {
@@ -29,11 +28,10 @@ _MAX_ANNOUNCED = 10
 
 
 class Conduct:
-    """Conduct of the peers of a run. `members`: names of all peers of the run, present or absent."""
+    """Conduct of the peers of a replica. `members`: names of all peers of the run, present or absent."""
 
-    def __init__(self, members: Callable[[], Collection[str]]) -> None:
-        self.suspensions = Suspensions()
-        self.suspects, self.record = Suspects(self.suspensions), None
+    def __init__(self, members: Callable[[], Collection[str]], suspects: Suspects) -> None:
+        self.suspects, self.record = suspects, None
         self._members = members
         self._generation: Generation | None = None
         self._false_reports = 0
@@ -69,7 +67,7 @@ class Conduct:
     def pop_events(self, step: int) -> list[HubEvent]:
         """Suspensions that have begun and ended since the last call. `step`: that of the newest commit."""
         suspended, self._suspended = self._suspended, []
-        ended = self.suspensions.pop_ended()
+        ended = self.suspects.suspensions.pop_ended()
         return [
             *(
                 PeerSuspended(

@@ -19,6 +19,8 @@ class HubOptions:
     """URL of the broker, as written in invites."""
     peers: int
     """Number of peers for which the first generation waits."""
+    replicas: int = 1
+    """Number of pipelines that train at the same time."""
     invite_seconds: float = 7 * 86400.0
     """Seconds for which a new invite can be used."""
     hub_bps: tuple[float, float] | None = None

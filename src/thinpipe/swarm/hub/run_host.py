@@ -10,7 +10,7 @@ from thinpipe.core.exactness import Exactness
 from thinpipe.core.hub_events import HubEvent, RolledBack
 from thinpipe.core.numerics import Numerics
 from thinpipe.planning.partition import Machine, Partition
-from thinpipe.swarm.hub.membership import Generation
+from thinpipe.swarm.hub.replica import Generation
 from thinpipe.swarm.hub.services.files import ExpectedFile, FileRange
 from thinpipe.swarm.hub.step_record import StepLayout
 from thinpipe.swarm.protocol.messages import AnnouncementReply, CheckpointAnnouncement, Measure, RestoreFiles

@@ -17,6 +17,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.foreign import ProtocolError, decode_foreign, sanitize
 from thinpipe.swarm.broker.broker import Broker, BrokerError
 from thinpipe.swarm.hub.admission import Admission
+from thinpipe.swarm.hub.answers import Answers
 from thinpipe.swarm.hub.broker_link import BrokerLink
 from thinpipe.swarm.hub.disconnects import Disconnects
 from thinpipe.swarm.hub.event_validation import validated_event
@@ -84,7 +85,8 @@ class Hub:
         self.generations = Generations(
             run_host, settings, state_files, self._link.publish, self._print, lambda: broker.peers
         )
-        self.membership = self.generations.membership
+        self.membership, self.roster = self.generations.membership, self.generations.roster
+        self._answers = Answers(self.generations)
         self.admission = Admission(
             broker, settings, numerics=run_host.numerics, print_line=self._print, who_reads=run_host.who_reads
         )
@@ -116,7 +118,7 @@ class Hub:
             "renew": self._renew,
             "reach": self.reachability,
             STORE: self.generations.serve_store,
-            REDUCE: self.generations.reductions,
+            REDUCE: self.generations.serve_reduction,
             READ_SERVICE: FileReadService(self.run_host.find),
             WRITE_SERVICE: self._write_file,
             PROBE: probe_service,
@@ -158,14 +160,14 @@ class Hub:
             generations.print_once("commits", self.run_host.commit_plan)
             for event in self.run_host.check_commits():
                 generations.record(event)
-            for alarm in generations.conduct.pop_alarms():
+            for alarm in [alarm for services in generations.replicas for alarm in services.conduct.pop_alarms()]:
                 self.run_host.on_event(alarm)
             for text in self.run_host.pop_notices():
                 self._print(text)
             if generations.ended and ended_at is None:
                 ended_at = now
                 await generations.notify()
-            if ended_at is not None and (not self.membership.present or now - ended_at > _SHUTDOWN_GRACE_SECONDS):
+            if ended_at is not None and (not self.roster or now - ended_at > _SHUTDOWN_GRACE_SECONDS):
                 return generations.ended
             await asyncio.sleep(CHECK_INTERVAL_SECONDS)
 
@@ -187,7 +189,7 @@ class Hub:
     async def _on_heartbeat(self, peer: str, data: bytes) -> None:
         """Heartbeats of absent peers and superseded incarnations are ignored."""
         heartbeat = decode_foreign(data, Heartbeat)
-        if self.membership.is_current_incarnation(peer, heartbeat.incarnation):
+        if self.roster.is_current_incarnation(peer, heartbeat.incarnation):
             self.generations.watch.on_heartbeat(peer, heartbeat, time.monotonic())
 
     async def _on_disconnect(self, peer: str) -> None:
@@ -206,7 +208,7 @@ class Hub:
             return _encode(Refused(text=mismatch))
         if peer in self.generations.expelling:
             return None  # `_expel` sends the reason, then removes the key
-        if self.membership.is_superseded(peer, request.incarnation):
+        if self.roster.is_superseded(peer, request.incarnation):
             text = (
                 f"{peer} was started again elsewhere, and only the process started last takes part: stop that one first"
             )
@@ -215,8 +217,8 @@ class Hub:
         if expulsion is not None:
             await self._expel_for_good(expulsion)
         await self.generations.notify()
-        answer = await self.generations.answer(peer)
-        if self.membership.is_current_incarnation(peer, request.incarnation):
+        answer = await self._answers.answer(peer)
+        if self.roster.is_current_incarnation(peer, request.incarnation):
             self.generations.watch.pending_requests.add(peer, answer, time.monotonic())
         return _encode(answer)
 
@@ -249,7 +251,7 @@ class Hub:
     async def _leave(self, peer: str, data: bytes) -> bytes | None:
         """The peer process ends, now or after its generation has saved; ignored from a superseded incarnation."""
         request = decode_foreign(data, LeaveRequest)
-        if self.membership.is_current_incarnation(peer, request.incarnation):
+        if self.roster.is_current_incarnation(peer, request.incarnation):
             if request.after_saving:
                 self.membership.on_leave_announced(peer)
             else:
@@ -278,11 +280,11 @@ class Hub:
     async def _saved(self, peer: str, data: bytes) -> bytes | None:
         """Handles a checkpoint announcement. Also accepted after the generation is over, until the next begins: the
         saved state is valid."""
-        request, latest = decode_foreign(data, CheckpointAnnouncement), self.membership.latest
-        public_key = self.broker.peers.get(peer)
+        request, public_key = decode_foreign(data, CheckpointAnnouncement), self.broker.peers.get(peer)
         if public_key is None:
             return None
-        if latest is None or latest.number != request.generation or peer not in latest.names:
+        replica = self.membership.replica_with(request.generation)
+        if replica is None or replica.latest is None or peer not in replica.latest.names:
             return _encode(AnnouncementReply(refusal="the checkpoint is not of the current generation"))
         occasion = Occasion(run=self.broker.fingerprint, generation=request.generation, step=request.step)
         unsigned = await asyncio.to_thread(first_unsigned, self.run_host.own_files(peer, request), public_key, occasion)
@@ -296,10 +298,12 @@ class Hub:
     async def _event(self, peer: str, data: bytes) -> None:
         """Handles a training event. Also accepted after the generation is over, until the next begins: the event that
         says why the run stops may arrive late on a slow link."""
-        report, latest = decode_foreign(data, EventReport), self.membership.latest
-        if latest is None or (report.generation, peer) != (latest.number, latest.names[0]):
+        report = decode_foreign(data, EventReport)
+        replica = self.membership.replica_with(report.generation)
+        if replica is None or replica.latest is None or peer != replica.latest.names[0]:
             return
-        true, wrong = self.generations.conduct.compared(peer, validated_event(report.event))
+        conduct = self.generations.replicas[replica.index].conduct
+        true, wrong = conduct.compared(peer, validated_event(report.event))
         self.generations.print_once(f"events of {peer}", wrong)
         if true is not None:
             self.run_host.on_event(true)
@@ -340,7 +344,7 @@ class Hub:
         if name not in self.broker.peers:
             raise UserError(f"there is no peer {name[:80]!r}; peers: {', '.join(self.broker.peers) or 'none'}")
         reason = f"{name} was removed by the hub's owner"
-        if name not in self.membership.present:  # else `remove` prints it
+        if name not in self.roster:  # else `remove` prints it
             self._print(reason)
         self.generations.expelling.add(name)
         try:
@@ -362,20 +366,19 @@ class Hub:
         await asyncio.to_thread(self.broker.remove_peer, name)
 
     def status(self) -> Status:
-        membership, generation = self.membership, self.membership.current
-        shares = {} if generation is None else generation.shares
+        running, waits_for = self.membership.running, self.generations.repair.waits_for or self.membership.waits_for
+        shares = {name: share for generation in running for name, share in generation.shares.items()}
         peers = [
-            PeerStatus(name=name, segments=shares.get(name, 0), report=membership.report_of(name))
-            for name in membership.present
+            PeerStatus(name=name, segments=shares.get(name, 0), report=self.roster[name].report) for name in self.roster
         ]
         return Status(
             run=self.settings.run,
-            generation=generation.number if generation else 0,
-            waits_for="" if generation else self.generations.repair.waits_for or membership.waits_for,
+            generation=max((generation.number for generation in running), default=0),
+            waits_for="" if running else waits_for,
             peers=peers,
-            absent=[name for name in self.broker.peers if name not in membership.present],
-            bottleneck=generation.partition.bottleneck if generation else "",
-            hub_bps=membership.hub_bps,
+            absent=[name for name in self.broker.peers if name not in self.roster],
+            bottleneck=next((generation.partition.bottleneck for generation in running), ""),
+            hub_bps=self.roster.hub_bps,
             progress=dict(self.run_host.progress),
             commit_summary=self.run_host.commit_summary,
             who_reads=self.run_host.who_reads,
@@ -383,7 +386,7 @@ class Hub:
             exactness=self.run_host.exactness.in_words(),
             audit=self.run_host.audit_summary,
             alarms=self.run_host.alarms,
-            suspended=self.generations.conduct.suspensions.in_words(time.monotonic()),
+            suspended=self.generations.suspensions.in_words(time.monotonic()),
             time_s=self.broker.clock(),
             troubles=self.services.troubles() + self.admission.troubles(),
         )

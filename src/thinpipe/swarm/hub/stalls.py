@@ -54,13 +54,13 @@ class StallDetector:
     startup_seconds: float
     """Deadline in seconds where no duration is measured: the first steps, and work outside a step (loading, saving,
     validation)."""
+    longest: dict[tuple[str, int], float] = field(default_factory=dict)
+    """Longest time between two actions within a step, in seconds, by peer name and number of segments; kept across
+    generations."""
     _generation: int = 0
     _began_at: float = 0.0
     _ended: bool = False
     _members: dict[str, _Member] = field(default_factory=dict)
-    _longest: dict[tuple[str, int], float] = field(default_factory=dict)
-    """Longest time between two actions within a step, in seconds, by peer name and number of segments; kept across
-    generations."""
 
     def begin(self, generation: int, shares: Mapping[str, int], now: float) -> None:
         """A generation begins. `shares`: number of segments of each peer, by name."""
@@ -95,9 +95,9 @@ class StallDetector:
             and not last.waits_for
         ):
             key = name, member.share
-            self._longest[key] = max(self._longest.get(key, 0.0), last.idle_s)
+            self.longest[key] = max(self.longest.get(key, 0.0), last.idle_s)
         elif heartbeat.steps >= _MIN_MEASURED_STEPS:
-            self._longest.setdefault((name, member.share), 0.0)  # all actions were shorter than a heartbeat interval
+            self.longest.setdefault((name, member.share), 0.0)  # all actions were shorter than a heartbeat interval
 
     def drop_peer(self, name: str) -> None:
         self._members.pop(name, None)
@@ -126,7 +126,7 @@ class StallDetector:
 
     def _deadline(self, name: str, member: _Member) -> float:
         """Seconds without progress after which this peer is stalled."""
-        longest = self._longest.get((name, member.share))
+        longest = self.longest.get((name, member.share))
         if member.heartbeat is None or not member.heartbeat.in_step or not member.heartbeat.steps or longest is None:
             return self.startup_seconds
         return min(max(self.floor_seconds, self.factor * longest), max(self.startup_seconds, self.floor_seconds))

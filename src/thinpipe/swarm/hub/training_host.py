@@ -39,7 +39,7 @@ from thinpipe.swarm.hub.delayed_events import DelayedEvents
 from thinpipe.swarm.hub.first_checkpoint import make_first_checkpoint
 from thinpipe.swarm.hub.kept_ends import partition_with_kept_ends
 from thinpipe.swarm.hub.loss_audit import open_audit
-from thinpipe.swarm.hub.membership import Generation
+from thinpipe.swarm.hub.replica import Generation
 from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart
 from thinpipe.swarm.hub.run_model import describe_model, open_base
 from thinpipe.swarm.hub.run_settings import refuse_large_batches, reject_unused_settings, settings_for_peers
