@@ -56,7 +56,8 @@ from thinpipe.models.hf import projection as projection_export
 from thinpipe.models.hf import weights
 from thinpipe.models.to_dense import to_dense
 from thinpipe.models.to_subspace import to_subspace
-from thinpipe.training.engine import Engine, mean_loss
+from thinpipe.training.engine import Engine
+from thinpipe.training.mean_loss import mean_loss
 
 VOCABULARY, TOKENS, STEPS = 64, 12, 3
 LANGUAGE = SyntheticLanguage(VOCABULARY, seed=1)

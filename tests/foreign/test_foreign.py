@@ -40,7 +40,7 @@ OWN_FILES = {
     "checkpoint/storage.py", "boundary/settings_tensor.py", "swarm/hub/commits/log.py", "swarm/hub/commits/recovery.py",
     "training/launch.py",
     "swarm/hub/commits/store.py",  # its own manifest, to JSON and back
-    "training/trainer.py",  # its own settings, to TOML and back
+    "training/same_settings.py",  # its own settings, to TOML and back
     "training/recomputed_loss.py",  # settings in the hub's own checkpoints
     "swarm/hub/commit_losses.py",  # and what its own process prints
     "swarm/broker/server.py",  # replies of the server that it has started

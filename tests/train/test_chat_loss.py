@@ -22,7 +22,8 @@ from thinpipe.core.token_flags import BEGINS, ID_MASK, TRAINED
 from thinpipe.data import Cursor
 from thinpipe.pipeline.chat_loss import positions_in_documents
 from thinpipe.training.data_loading import DatasetInfo, LocalTokens
-from thinpipe.training.engine import Engine, mean_loss
+from thinpipe.training.engine import Engine
+from thinpipe.training.mean_loss import mean_loss
 from thinpipe.training.recomputed_loss import recompute_losses
 from thinpipe.training.step_vector import StepVector, trained_scale
 from thinpipe.training.trainer import Trainer

@@ -6,7 +6,7 @@ does so for the codec state of boundary methods; `distributed` saves from all pr
 
 from thinpipe.checkpoint.codec_state import codec_states, restore_codec_states
 from thinpipe.checkpoint.load import find_checkpoint, load_base, load_model, run_folder_of
-from thinpipe.checkpoint.state import layers_of, model_config_of, new_manifest, restore, state_by_layer
+from thinpipe.checkpoint.state import layers_of, model_config_of, new_manifest, restore, saved_beside, state_by_layer
 from thinpipe.checkpoint.storage import Checkpoint, CheckpointFolder, Manifest
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "restore",
     "restore_codec_states",
     "run_folder_of",
+    "saved_beside",
     "state_by_layer",
 ]

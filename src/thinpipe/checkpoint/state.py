@@ -43,9 +43,10 @@ def new_manifest(
     data_sha256: str = "",
     run: str = "",
     base_sha256: str = "",
+    rounds: int | None = None,
 ) -> Manifest:
     """Manifest of a checkpoint of this model, still without files and checksum. `base_sha256`: hash of the base of a
-    Hugging Face model."""
+    Hugging Face model. `rounds`: number of merged rounds; None: the run has none."""
     config = model.config
     described = asdict(cast(Any, config))  # all fields: msgspec omits defaults of structs that it has decoded
     basis = model.space.basis if isinstance(model.space, Subspace) else None
@@ -59,6 +60,7 @@ def new_manifest(
         basis_version=basis.version if basis else None,
         basis_sha256=basis.hash if basis else None,
         versions=versions(),
+        rounds=msgspec.UNSET if rounds is None else rounds,
     )
 
 
@@ -147,13 +149,15 @@ def state_by_layer(
     space: nn.Module | None,
     optimizer: torch.optim.Optimizer | None = None,
     tracker: GrassmannTracker | None = None,
+    beside: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Tensors to save by layer, as views without copies. `tracker` requires the parameters of the layer `last`."""
+    """Tensors to save by layer, as views without copies. `tracker` requires the parameters of the layer `last`.
+    `beside`: further tensors of a parameter, by their own names, see `saved_beside`."""
     layers: dict[str, dict[str, Tensor]] = {}
     for name, parameter in parameters.items():
         tensors = layers.setdefault(_layer_of(name), {})
         tensors[name] = weights_of(parameter)
-        for key, value in _moments(optimizer, parameter).items():
+        for key, value in {**_moments(optimizer, parameter), **(beside or {}).get(name, {})}.items():
             tensors[f"{name}:{key}"] = value
     if tracker is not None:
         layers[_LAST] |= {_TRACKER_SUM: tracker.su_DK, _TRACKER_TRACE: tracker.trace}
@@ -200,6 +204,17 @@ def restore(
             if _TRACKER_SUM in last:  # absent if the basis was fixed so far: a new interval begins
                 tracker.su_DK.copy_(last[_TRACKER_SUM])
                 tracker.trace.copy_(last[_TRACKER_TRACE])
+
+
+def saved_beside(checkpoint: Checkpoint, parameters: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+    """Tensors that were saved beside the weights and moments of these parameters, by parameter and their own names."""
+    found: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
+    for layer in dict.fromkeys(map(_layer_of, found)):
+        for saved, tensor in (checkpoint.layer(layer) if checkpoint.has(layer) else {}).items():
+            name, _, key = saved.partition(":")
+            if key and name in found and key not in _MOMENTS:
+                found[name][key] = tensor
+    return found
 
 
 def _layer_of(name: str) -> str:

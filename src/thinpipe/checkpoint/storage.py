@@ -70,6 +70,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Versions of the software that wrote the checkpoint."""
     files: Annotated[dict[LayerFileName, FileEntry], msgspec.Meta(max_length=MAX_FILES)] = {}
     """Layer files by name."""
+    rounds: Count | msgspec.UnsetType = msgspec.UNSET
+    """Number of merged rounds of replicas; unset in runs without rounds, and by earlier versions."""
     format_version: Count = FORMAT_VERSION
     sha256: Sha256 = ""
     """Hash of all the fields above."""

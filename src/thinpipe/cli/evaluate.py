@@ -14,7 +14,7 @@ from thinpipe.config.toml import from_table
 from thinpipe.core.errors import UserError
 from thinpipe.data import EvenlySpacedBatches, Tokenizer, Tokens, has_tokens, sequential_batches
 from thinpipe.device.choice import choose_device
-from thinpipe.training.engine import mean_loss
+from thinpipe.training.mean_loss import mean_loss
 
 _LOG = logging.getLogger(__name__)
 

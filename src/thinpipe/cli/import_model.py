@@ -13,7 +13,7 @@ from thinpipe.data import Tokenizer, Tokens, has_tokens, sequential_batches
 from thinpipe.models import Model, SubspaceConfig, build, materialise
 from thinpipe.models.hf import weights
 from thinpipe.models.to_subspace import to_subspace
-from thinpipe.training.engine import mean_loss
+from thinpipe.training.mean_loss import mean_loss
 
 MEASURED_BATCHES = 50
 _LOG = logging.getLogger(__name__)

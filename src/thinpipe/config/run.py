@@ -17,6 +17,7 @@ from thinpipe.config.model import ExecutionConfig
 from thinpipe.config.model_settings import ModelSettings as ModelSettings
 from thinpipe.config.offload import Offload
 from thinpipe.config.precision import RECIPES, Precision, Recipe
+from thinpipe.config.rounds import RoundsConfig
 from thinpipe.config.run_data import DataConfig as DataConfig
 from thinpipe.core.errors import UserError
 
@@ -263,6 +264,7 @@ class RunConfig:
     lr_scheduler: LRSchedulerConfig = field(default_factory=LRSchedulerConfig)
     basis: BasisConfig = field(default_factory=BasisConfig)
     boundary: BoundaryConfig = field(default_factory=BoundaryConfig)
+    rounds: RoundsConfig = field(default_factory=RoundsConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -282,6 +284,7 @@ class RunConfig:
             self._refuse_unsplit_backward()
         self._refuse_few_microbatches()
         self._refuse_adapters_of_nothing()
+        self._refuse_rounds()
         if self.link.is_shaped and self.parallelism.pipeline_parallel_degree == 1:
             raise UserError(
                 "[link] emulates the links between processes, and there is one process: "
@@ -317,6 +320,29 @@ class RunConfig:
             raise UserError(
                 "model.quantize_base freezes the base, so there is nothing to train without adapters: write a section "
                 "[lora], or leave model.quantize_base out"
+            )
+
+    def _refuse_rounds(self) -> None:
+        if not self.rounds.steps:
+            return
+        if self.model.subspace.width is not None and self.basis.interval:
+            raise UserError(
+                "a basis cannot move while replicas train apart: set basis.interval = 0, or leave [rounds] out"
+            )
+        if self.model.projection.width is not None and self.model.projection.kind == "learned":
+            raise UserError(
+                "the mean of orthonormal matrices is not orthonormal, so replicas with learned projections cannot be "
+                'merged: set model.projection.kind to "keel" or "bottleneck", or leave [rounds] out'
+            )
+        if self.lora is None and self.planned_recipe.weights != "float32":
+            raise UserError(
+                f'replicas merge their weights in float32, and training.precision = "{self.training.precision}" keeps '
+                'others: set it to "fp32" or "bf16-mixed", or leave [rounds] out'
+            )
+        if any(link.feedback != "none" for link in (self.boundary.states, self.boundary.gradients)):
+            raise UserError(
+                "codecs that remember earlier steps do not know what a merge changes: set "
+                'boundary.states.feedback and boundary.gradients.feedback to "none", or leave [rounds] out'
             )
 
     def _refuse_few_microbatches(self) -> None:

@@ -51,6 +51,8 @@ Nbytes = Annotated[int, Meta(ge=0, le=1 << 50)]
 
 MAX_FILES = 10_000
 """Files of a checkpoint, or of anything else."""
+MAX_REPLICAS = 1024
+"""Pipelines that train at the same time."""
 MAX_SEGMENTS = 4096
 """Segments of a model."""
 SegmentIndex = Annotated[int, Meta(ge=0, le=MAX_SEGMENTS)]

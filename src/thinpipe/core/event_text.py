@@ -6,6 +6,7 @@ from thinpipe.core.audit_events import BoundaryAlarm, CommitMeasured, LayersUnch
 from thinpipe.core.events import (
     AnyEvent,
     BasisChanged,
+    Merged,
     Retried,
     Saved,
     SaveFailed,
@@ -31,7 +32,7 @@ from thinpipe.core.hub_events import (
     PeerSuspended,
     RolledBack,
 )
-from thinpipe.core.units import format_duration_ceil
+from thinpipe.core.units import format_bytes, format_duration_ceil
 
 _STOP_TEXTS = {
     "finished": "finished",
@@ -73,6 +74,10 @@ def format_event(event: AnyEvent, names: Sequence[str] = ()) -> str:
             bits = f"  bits per byte: {event.bits_per_byte:.4f}" if event.bits_per_byte is not None else ""
             each = ", ".join(f"{source.name} {_number(source.loss)}" for source in event.sources)
             return f"validation loss: {event.loss:7.4f}{bits}{f'  ({each})' if each else ''}"
+        case Merged():
+            counts = ", ".join(map(str, event.steps))
+            of_each = f"{len(event.steps)} replicas took {counts} steps" if len(event.steps) > 1 else f"{counts} steps"
+            return f"round {event.round} merged: {of_each}, {format_bytes(event.nbytes)}, {event.seconds:.1f} s"
         case BasisChanged():
             before, after = _number(event.loss_before), _number(event.loss_after)
             loss = f"loss {before} -> {after}" if before != after else f"loss unchanged at {after}"

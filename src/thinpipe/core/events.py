@@ -15,6 +15,7 @@ import msgspec
 
 from thinpipe.core.audit_events import BoundaryAlarm
 from thinpipe.core.bounds import (
+    MAX_REPLICAS,
     MAX_SEGMENTS,
     Count,
     LongText,
@@ -167,6 +168,22 @@ class BasisChanged(Event, frozen=True, kw_only=True, tag="basis_changed"):
     loss_after: Real | None
 
 
+class Merged(Event, frozen=True, kw_only=True, tag="merged"):
+    """A round is over: the replicas have merged what their weights have changed by."""
+
+    step: Count
+    """Steps of the run that are merged by now."""
+    round: Count
+    """From 1."""
+    steps: Annotated[list[Count], msgspec.Meta(max_length=MAX_REPLICAS)]
+    """Steps of each replica in this round."""
+    update_norm: Real
+    """Norm of the merged update."""
+    nbytes: Nbytes
+    """Bytes of all contributions."""
+    seconds: Seconds
+
+
 class Saved(Event, frozen=True, kw_only=True, tag="saved"):
     """A checkpoint was written."""
 
@@ -190,7 +207,17 @@ class Stopped(Event, frozen=True, kw_only=True, tag="stopped"):
 
 
 TrainingEvent = (
-    Started | Step | Retried | Skipped | Validated | BasisChanged | Saved | SaveFailed | Stopped | BoundaryAlarm
+    Started
+    | Step
+    | Retried
+    | Skipped
+    | Merged
+    | Validated
+    | BasisChanged
+    | Saved
+    | SaveFailed
+    | Stopped
+    | BoundaryAlarm
 )
 """Events that a training process writes, or sends to its hub."""
 AnyEvent = TrainingEvent | HubEvent

@@ -6,9 +6,8 @@ link statistics. Norms are summed in layer order, so gradient clipping is bit-id
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -23,15 +22,13 @@ from thinpipe.config.precision import describe_choice, recipe_of
 from thinpipe.config.run import RunConfig
 from thinpipe.core.errors import UserError
 from thinpipe.core.foreign import decode_foreign
-from thinpipe.core.token_flags import ID_MASK, TRAINED
 from thinpipe.device.choice import choose_device, make_current
 from thinpipe.device.memory import device_name, peak_nbytes
 from thinpipe.device.precision import has_bf16_units, keep_casts, set_float32_products
-from thinpipe.models import Model
 from thinpipe.models.protocol import PipelineModelConfig, build_model, refuse_packing, trainable_parameters
 from thinpipe.optim import RowwiseAdamW
 from thinpipe.optim.gradient_sums import GradientSums, gradient_norms
-from thinpipe.optim.master_weights import keep_masters_on_host
+from thinpipe.optim.master_weights import keep_masters_on_host, set_weights, weights_of
 from thinpipe.optim.rowwise_adamw import parameter_groups
 from thinpipe.pipeline.boundary_methods import boundary_method
 from thinpipe.pipeline.chat_loss import ChatLoss
@@ -43,9 +40,6 @@ from thinpipe.subspace import Basis, BasisUpdate, GrassmannTracker, Subspace, re
 from thinpipe.training.step_outcome import StepOutcome, outcome_of
 from thinpipe.training.step_vector import StepVector, trained_scale
 from thinpipe.transport.collectives import Collectives, collectives_for
-
-if TYPE_CHECKING:
-    from thinpipe.models.hf.decoder import HuggingFaceModel
 
 Ids = npt.NDArray[np.int64]
 
@@ -355,14 +349,28 @@ class Engine:
         """Names of the checkpoint layers with the codec state of this process's boundaries."""
         return list(codec_states(self.methods, self.local_segments))
 
-    def state(self, *, with_space: bool) -> dict[str, dict[str, Tensor]]:
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of this process's trained weights, in float32 in host memory."""
+        return {name: weights_of(each).to("cpu", torch.float32, copy=True) for name, each in self.parameters.items()}
+
+    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            set_weights(parameter, weights[name])
+
+    def forget_steps(self) -> None:
+        """The next step begins without moments, as the first one of a run."""
+        self.optimizer.state.clear()
+
+    def state(
+        self, *, with_space: bool, beside: Mapping[str, Mapping[str, Tensor]] | None = None
+    ) -> dict[str, dict[str, Tensor]]:
         """Tensors that this process saves, by layer.
 
         `with_space`: include the basis and fixed tables. They are identical in every process, so one process per
-        checkpoint folder saves them.
+        checkpoint folder saves them. `beside`: see `state_by_layer`.
         """
         space = self.model.space if with_space else None
-        model = state_by_layer(self.parameters, space, self.optimizer, self.tracker)
+        model = state_by_layer(self.parameters, space, self.optimizer, self.tracker, beside)
         return model | codec_states(self.methods, self.local_segments)
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -377,21 +385,3 @@ class Engine:
         self._check_same_hashes()
         if self.tracker is not None and isinstance(self.model.space, Subspace):
             self.tracker.restart(self.model.space.basis)
-
-
-@torch.no_grad()
-def mean_loss(
-    model: "Model | HuggingFaceModel", batches: Iterable[Ids], device: torch.device | str, *, chats: bool = False
-) -> tuple[float, int]:
-    """Mean loss over all tokens of all batches (of any size) and the number of tokens; of chats, over the trained ones.
-    No boundary encoding."""
-    total, tokens = 0.0, 0
-    for ids_BW in batches:
-        flagged = torch.from_numpy(ids_BW).to(device)
-        ids = flagged & ID_MASK if chats else flagged
-        losses = model(ids[:, :-1], targets_BT=ids[:, 1:])
-        if chats:
-            losses = losses[(flagged[:, 1:] & TRAINED != 0).flatten()]
-        total += losses.cpu().double().sum().item()
-        tokens += losses.numel()
-    return total / max(1, tokens), tokens

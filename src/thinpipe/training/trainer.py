@@ -4,26 +4,23 @@ The loop is the same for a single process and for a pipeline: `Engine` computes 
 the segments, `RunEnvironment` holds what differs for a run joined through a hub.
 """
 
-import dataclasses
 import logging
 import math
 import time
-import tomllib
 from contextlib import nullcontext
 
 import torch.distributed as dist
 
-from thinpipe.checkpoint import Checkpoint, CheckpointFolder, find_checkpoint, new_manifest
+from thinpipe.checkpoint import CheckpointFolder, find_checkpoint, new_manifest
 from thinpipe.checkpoint.distributed import Saver, latest_common_checkpoint
 from thinpipe.checkpoint.state import refuse_other_base, refuse_other_model, versions
-from thinpipe.config.model_settings import without_places
-from thinpipe.config.run import DataConfig, JobConfig, MetricsConfig, RunConfig
-from thinpipe.config.toml import differences, dump_toml
-from thinpipe.core.errors import UserError
+from thinpipe.config.run import RunConfig
+from thinpipe.config.toml import dump_toml
 from thinpipe.core.events import (
     AnyEvent,
     BasisChanged,
     EventLog,
+    Merged,
     Retried,
     Saved,
     SaveFailed,
@@ -33,30 +30,30 @@ from thinpipe.core.events import (
     Stopped,
 )
 from thinpipe.core.files import write_atomically
-from thinpipe.core.foreign import foreign_table, sanitize
+from thinpipe.core.foreign import sanitize
 from thinpipe.core.run_folder import checkpoints_path, events_path, settings_path
 from thinpipe.data import Cursor
 from thinpipe.device.device_class import device_class
 from thinpipe.models.protocol import trainable_parameters
 from thinpipe.optim.lr_schedule import lr_factor
+from thinpipe.rounds.leases import batches
 from thinpipe.training.attempts import MAX_CONSECUTIVE_SKIPS, Attempts
 from thinpipe.training.base_hash import gather_base_sha256
 from thinpipe.training.boundary_watch import BoundaryWatch
 from thinpipe.training.console import Display, open_display
-from thinpipe.training.data_loading import BatchLoader, refuse_other_data
+from thinpipe.training.data_loading import BatchLoader
 from thinpipe.training.engine import Engine
 from thinpipe.training.faults import Fault, PoisonedError
 from thinpipe.training.graceful_shutdown import StopRequest
+from thinpipe.training.local_rounds import LocalRounds
 from thinpipe.training.model_choice import choose_model
+from thinpipe.training.replica_sync import OneReplica, ReplicaSync
 from thinpipe.training.run_environment import RunEnvironment
+from thinpipe.training.same_settings import changes_since, refuse_other_settings
 from thinpipe.training.step_outcome import StepOutcome
 from thinpipe.training.validation import validate
 
 _LOG = logging.getLogger(__name__)
-_PLACEMENT = ("parallelism.pipeline_parallel_degree", "parallelism.pipeline_parallel_shares")
-_UNLISTED_ON_RESUME = ("job.", "data.", "metrics.", "checkpoint.", "model.hf")
-"""Prefixes of settings that change no computed number, so that the `Started` event of a resumed run does not list them.
-A hub chooses checkpoint.interval anew for every generation."""
 
 
 class Trainer:
@@ -67,7 +64,7 @@ class Trainer:
     ) -> None:
         self.config, self.run_environment = config, run_environment or RunEnvironment()
         self.collectives = self.run_environment.collectives(group)
-        self._refuse_other_settings()
+        refuse_other_settings(config, self.collectives, has_own_places=self.run_environment.has_own_places)
         self.batch_loader = BatchLoader(config, self.collectives, self.run_environment.tokens)
         self.checkpoints = CheckpointFolder(checkpoints_path(config.job.dump_folder))
         origin = self.checkpoints.newest_complete(layers=())[0]
@@ -86,7 +83,12 @@ class Trainer:
         self.boundary_watch = BoundaryWatch(
             self.engine.process_of_segment, self.run_environment.name_of, basis_interval=config.basis.interval
         )
-        self.finished_steps, self.cursor, self.saved_step = 0, Cursor(), -1
+        self.sync: ReplicaSync = LocalRounds(config) if config.rounds.steps else OneReplica(config)
+        self.finished_steps, self.merged_steps, self.cursor, self.saved_step = 0, 0, Cursor(), -1
+        """`finished_steps`: place in the run, at which the next batch is. `merged_steps`: steps of which all replicas
+        have the result."""
+        self._origin = 0, 0
+        """Step and sample at which this process began."""
         self._attempts = Attempts()
         self.stop = StopRequest(self._on_stop_request, self._lost_text)
         """SIGTERM or SIGINT to this process during `train`."""
@@ -101,24 +103,6 @@ class Trainer:
     def _lost_text(self) -> str:
         quiet, saved = self.run_environment.quiet, max(0, self.saved_step)
         return "" if quiet else self.run_environment.lost_text(self.finished_steps, saved)
-
-    def _refuse_other_settings(self) -> None:
-        """Raises UserError unless this process has the settings of process 0, machine-local settings excepted.
-
-        [checkpoint] is not machine-local: all processes save together, at the same steps.
-        """
-        settings = _without_local(self.config)
-        if self.run_environment.has_own_places:
-            settings = dataclasses.replace(settings, model=without_places(settings.model))
-        mine = tomllib.loads(dump_toml(settings))
-        announced = self.collectives.broadcast_bytes(dump_toml(settings).encode())
-        changed = differences(foreign_table(announced), mine)
-        if changed:
-            listed = "; ".join(f"{setting} {change}" for setting, change in changed.items())
-            raise UserError(
-                f"process {self.collectives.rank} has other settings than process 0 (0 -> {self.collectives.rank}): "
-                f"{listed}. Start all processes with the same settings"
-            )
 
     def train(self) -> str:
         """Trains until the last step, a stop request or too many skipped steps, then saves a checkpoint.
@@ -149,18 +133,49 @@ class Trainer:
         return reason
 
     def _train_until_stopped(self) -> str:
-        while self.finished_steps < self.config.training.steps:
-            if self.run_environment.stops_now():
-                return "signal"
-            with self.run_environment.step():
-                event, asked_to_stop = self._step()
-            self._tell(event)
-            if self._attempts.skips == MAX_CONSECUTIVE_SKIPS:
-                return "not_finite"
-            self._after_step()
-            if asked_to_stop:
-                return "signal"
+        while lease := self.sync.lease(self.engine, self.merged_steps):
+            done = 0
+            for batch in batches(lease):
+                self._go_to(batch)
+                if self.run_environment.stops_now():
+                    return "signal"
+                with self.run_environment.step():
+                    event, asked_to_stop = self._step()
+                self._tell(event)
+                done += 1
+                if self._attempts.skips == MAX_CONSECUTIVE_SKIPS:
+                    return "not_finite"
+                if not self.sync.has_rounds:
+                    self._after_steps(self.finished_steps)
+                if asked_to_stop:
+                    return "signal"
+            self._merge(done)
         return "finished"
+
+    def _go_to(self, batch: int) -> None:
+        step, samples = self._origin
+        self.finished_steps = batch
+        self.cursor = Cursor(samples_seen=samples + (batch - step) * self.config.training.global_batch_size)
+
+    def _merge(self, done: int) -> None:
+        """The lease is done: tells of the merge, if there was one, after which all replicas have the same weights."""
+        began = time.monotonic()
+        merge = self.sync.merge(self.engine, done)
+        if merge is None:
+            return
+        nbytes, squares = self.collectives.all_reduce_sum([float(merge.nbytes), merge.squares])
+        self._tell(
+            Merged(
+                step=merge.finished,
+                round=merge.round_number,
+                steps=merge.steps,
+                update_norm=math.sqrt(squares),
+                nbytes=round(nbytes),
+                seconds=time.monotonic() - began,
+            )
+        )
+        self._go_to(merge.finished)
+        self._after_steps(merge.finished)
 
     def _step(self) -> tuple[AnyEvent, bool]:
         """Computes one step; returns its event and whether any process was asked to stop.
@@ -173,8 +188,7 @@ class Trainer:
             self.finished_steps, self.config.training.steps, self.config.lr_scheduler
         )
         outcome = self._compute(lr)
-        self.cursor = self.batch_loader.next_cursor(self.cursor)
-        self.finished_steps += 1
+        self._go_to(self.finished_steps + 1)
         if outcome.fault is not None:
             return self._skipped(outcome, outcome.fault), outcome.stop
         for alarm in self.boundary_watch.observe(self.finished_steps, outcome.boundary_figures):
@@ -234,17 +248,20 @@ class Trainer:
             reason=fault.reason,
         )
 
-    def _after_step(self) -> None:
-        config, step = self.config, self.finished_steps
+    def _after_steps(self, step: int) -> None:
+        """All replicas have the weights of this step."""
+        config, before = self.config, self.merged_steps
+        self.merged_steps = step
         if self.engine.basis_is_due(step):
             self._display.working(f"step {step}: moving the subspace")
             update = self.engine.update_basis(self.batch_loader.batch(self.cursor))
             self._tell(BasisChanged(step=step, **vars(update)))
-        due = config.validation.freq and (step % config.validation.freq == 0 or step == config.training.steps)
+        freq = config.validation.freq
+        due = freq and (_passed(freq, before, step) or step == config.training.steps)
         if due and self.batch_loader.dataset_info.validation_batches:
             self._display.working(f"step {step}: measuring the validation loss")
             self._tell(validate(self.engine, self.batch_loader, step))
-        if step % config.checkpoint.steps == 0 and step < config.training.steps:
+        if _passed(config.checkpoint.steps, before, step) and step < config.training.steps:
             self._save()
 
     def _resume_or_start(self) -> None:
@@ -259,13 +276,17 @@ class Trainer:
         if checkpoint is not None:
             refuse_other_model(self.model_config, checkpoint)
             refuse_other_base(str(self.config.model.hf), self.base_sha256, checkpoint)
-            changed = self._changes_since(checkpoint) if checkpoint.manifest.step else []
+            names = [self.run_environment.name_of(process) for process in range(self.collectives.size)]
+            placed = self.engine.placement.in_words(names)
+            changed = changes_since(checkpoint, self.config, self.batch_loader.dataset_info, placed)
             if checkpoint.manifest.step == 0:  # initial weights only: no optimizer, tracker or codec state to restore
                 self.engine.start_from(checkpoint)
             else:
                 self.engine.restore(checkpoint)
-            self.finished_steps = self.saved_step = checkpoint.manifest.step
-            self.cursor = Cursor(samples_seen=checkpoint.manifest.samples_seen)
+                self.sync.restore(self.engine, checkpoint)
+            self.finished_steps = self.merged_steps = self.saved_step = checkpoint.manifest.step
+            self._origin = checkpoint.manifest.step, checkpoint.manifest.samples_seen
+            self._go_to(self.merged_steps)
         elif self.config.model.initial is not None:
             self.engine.start_from(find_checkpoint(self.config.model.initial, self.engine.layers))
         base = {"base": self.base_sha256} if self.base_sha256 else {}
@@ -301,51 +322,36 @@ class Trainer:
             sanitize(found.decode(errors="replace"), 200) for found in self.collectives.all_gather_bytes(text.encode())
         ]
 
-    def _changes_since(self, checkpoint: Checkpoint) -> list[str]:
-        """Settings that differ from those of the checkpoint, without `_UNLISTED_ON_RESUME`.
-
-        Raises UserError if the tokens, the sequence length, packing or the seed differ: the saved data cursor would
-        then point to other samples.
-        """
-        path = checkpoint.path
-        refuse_other_data(checkpoint, self.batch_loader.dataset_info, self.config.data)
-        changed = differences(tomllib.loads(checkpoint.manifest.run), tomllib.loads(dump_toml(self.config)))
-        for setting in ("training.seq_len", "training.packing", "debug.seed"):
-            if setting in changed:
-                raise UserError(
-                    f"{setting} has changed since {path} was saved ({changed[setting]}), and it decides which samples "
-                    "come next: set it back, or start a new run with another job.dump_folder"
-                )
-        placed = [changed.pop(setting, None) for setting in _PLACEMENT]
-        listed = [f"{name} {change}" for name, change in changed.items() if not name.startswith(_UNLISTED_ON_RESUME)]
-        names = [self.run_environment.name_of(process) for process in range(self.collectives.size)]
-        return [self.engine.placement.in_words(names), *listed] if any(placed) else listed
-
     def _save(self) -> bool:
-        """Saves a checkpoint of the current step unless there is one already; returns False if writing failed."""
-        if self.saved_step == self.finished_steps:
+        """Saves a checkpoint of the weights that all replicas have, unless there is one already; returns False if
+        writing failed. In the middle of a round there is nothing to save: the round is computed again."""
+        step = self.merged_steps
+        if step == self.saved_step or step != self.finished_steps:
             return True
         started = time.monotonic()
-        self._display.working(f"step {self.finished_steps}: saving")
+        self._display.working(f"step {step}: saving")
         manifest = new_manifest(
             self.engine.model,
-            step=self.finished_steps,
+            step=step,
             samples_seen=self.cursor.samples_seen,
             data_sha256=self.batch_loader.dataset_info.sha256,
             run=dump_toml(self.config),
             base_sha256=self.base_sha256,
+            rounds=self.sync.rounds,
         )
         try:
-            saved = self.saver.save(manifest, self.engine.state(with_space=self.saver.is_leader))
+            saved = self.saver.save(
+                manifest, self.engine.state(with_space=self.saver.is_leader, beside=self.sync.state())
+            )
         except ConnectionError:  # a subclass of OSError, but not a disk failure
             raise
         except OSError as error:
-            self._tell(SaveFailed(step=self.finished_steps, reason=str(error)))
+            self._tell(SaveFailed(step=step, reason=str(error)))
             return False
-        self.saved_step = self.finished_steps
+        self.saved_step = step
         nbytes = sum(entry.nbytes for entry in saved.manifest.files.values())
         seconds = time.monotonic() - started
-        self._tell(Saved(step=self.finished_steps, path=str(saved.path), nbytes=nbytes, seconds=seconds))
+        self._tell(Saved(step=step, path=str(saved.path), nbytes=nbytes, seconds=seconds))
         return True
 
     def _tell(self, event: AnyEvent, text: str = "") -> None:
@@ -362,13 +368,6 @@ class Trainer:
             self._display.show(SaveFailed(step=event.step, reason=f"event log: {error}"))
 
 
-def _without_local(config: RunConfig) -> RunConfig:
-    """The settings with those that may differ between machines reset to defaults."""
-    return dataclasses.replace(
-        config,
-        job=JobConfig(),
-        data=DataConfig(),
-        boundary=dataclasses.replace(config.boundary, store=None),
-        training=dataclasses.replace(config.training, device="auto"),
-        metrics=MetricsConfig(),
-    )
+def _passed(interval: int, before: int, step: int) -> bool:
+    """True if a multiple of `interval` was reached since `before`."""
+    return step // interval > before // interval

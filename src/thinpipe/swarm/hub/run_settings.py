@@ -52,6 +52,11 @@ def reject_unused_settings(config: RunConfig) -> None:
             f"a hub assigns consecutive segments to each peer, and {schedule} needs two stages per process: "
             f"set parallelism.pipeline_parallel_schedule to {' or '.join(_ONE_STAGE_SCHEDULES)}"
         )
+    if config.rounds.steps:
+        raise UserError(
+            "a hub's peers take all steps together in this version: leave [rounds] out; `thinpipe train` computes "
+            "rounds in one process"
+        )
     if config.link.is_shaped:
         raise UserError("peers use their real links: remove [link], which emulates links between local processes")
     if config.boundary.store is not None:
