@@ -279,7 +279,7 @@ def test_a_log_that_is_wrong_before_its_end_is_not_used(tmp_path):
     with pytest.raises(UserError, match=r"line 1 of .* is damaged"):
         CommitLog(path)
     path.write_bytes(line + line)
-    with pytest.raises(UserError, match=r"line 2 of .* commits step 2 a second time"):
+    with pytest.raises(UserError, match=r"line 2 of .*: step 2 is committed already"):
         CommitLog(path)
     path.write_bytes(line + bytes(50))
     assert CommitLog(path).history.last.step == 2
