@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,3 +58,19 @@ def tensor_places(path: Path) -> dict[str, TensorPlace]:
 def tensor_nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of a tensor of this type and shape."""
     return math.prod(shape) * ITEM_BITS[dtype] // 8
+
+
+def create_safetensors(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, TensorPlace]:
+    """Creates a file that holds these tensors (type, as safetensors names it, and shape), all zero, and says where to
+    write their bytes: for tensors that are too large to be in memory together."""
+    header: dict[str, object] = {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + tensor_nbytes(dtype, shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    data = json.dumps(header).encode()
+    data += b" " * (-len(data) % 8)  # so that tensors are aligned
+    with path.open("wb") as file:
+        file.write(len(data).to_bytes(8, "little") + data)
+        file.truncate(8 + len(data) + end)
+    return tensor_places(path)

@@ -40,7 +40,7 @@ def decode(encoded: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], form
 
 def check(encoded: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], form: NumberFormat) -> None:
     """Raises FormatError if `encoded` does not hold exactly tensors of these shapes, or scales that are not finite."""
-    expected = {name + key: layout for name, shape in shapes.items() for key, layout in _layout(shape, form).items()}
+    expected = {name + key: kind for name, shape in shapes.items() for key, kind in layout(shape, form).items()}
     if missing := expected.keys() ^ encoded.keys():
         raise FormatError(f"there is more or less than the tensors of this layer ({min(missing)[:80]})")
     for name, (dtype, shape) in expected.items():
@@ -69,8 +69,8 @@ def _decode(encoded: Mapping[str, Tensor], name: str, shape: torch.Size, form: N
     return values.flatten()[: shape.numel()].view(shape)
 
 
-def _layout(shape: torch.Size, form: NumberFormat) -> dict[str, tuple[torch.dtype, torch.Size]]:
-    """Type and shape of what `_encode` makes of a tensor."""
+def layout(shape: torch.Size, form: NumberFormat) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    """Type and shape of what a tensor becomes, by what its name gets at the end."""
     if form == "fp32":
         return {"": (torch.float32, shape)}
     blocks = -(-shape.numel() // BLOCK)
