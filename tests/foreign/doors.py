@@ -127,7 +127,7 @@ EMPTY_STATUS = {
 
 def begin(generation, membership):
     """As the hub begins a generation, with the numbers of its run host."""
-    expected = forecast(generation, membership.roster)
+    expected = forecast(generation, membership.present)
     step_seconds = predict_step_seconds(
         tokens=1 << 16,
         tokens_per_second=expected.tokens_per_second,
@@ -145,7 +145,7 @@ def begin(generation, membership):
         max_steps=10_000,
     )
     plan.in_words(step_seconds)
-    format_event(start_event(generation, membership.roster, 3, who_reads=""))
+    format_event(start_event(generation, membership.present, 3, who_reads=""))
     rates = dict(zip(generation.names, plan.bytes_per_second, strict=True))
     start = GenerationStart(
         settings="",

@@ -37,7 +37,7 @@ READERS = (
 )
 """Where something could come in."""
 OWN_FILES = {
-    "checkpoint/storage.py", "boundary/settings_tensor.py", "swarm/hub/commits/log.py", "swarm/hub/commits/recovery.py",
+    "checkpoint/storage.py", "boundary/settings_tensor.py", "swarm/hub/commits/recovery.py",
     "training/launch.py",
     "swarm/hub/commits/store.py",  # its own manifest, to JSON and back
     "training/same_settings.py",  # its own settings, to TOML and back

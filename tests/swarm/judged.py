@@ -131,7 +131,7 @@ class World:
 
     def ask(self, name, **fields):
         request = NextRequest(incarnation=f"{name}{self.starts[name]}", numerics=numerics(), report=REPORT, **fields)
-        known = self.membership.roster.incarnation_of(name)
+        known = self.membership.present.incarnation_of(name)
         over = self.membership.on_next_request(name, request, self.now)
         if known not in (None, request.incarnation):
             self.conduct.on_departure(over, self.now)

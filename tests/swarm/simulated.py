@@ -1,4 +1,4 @@
-"""A hub, peers and a bad network without processes or sockets: the real roster, ballot and ledger, in simulated time.
+"""A hub, peers and a bad network without processes or sockets: the real membership, reductions and ledger, in simulated time.
 
 The weights of a layer are the numbers of the steps that changed them, so a step that was lost or done twice is seen.
 Everything that must never happen is asserted where it would happen.
@@ -137,11 +137,11 @@ class SimulatedHub:
             self.world.broadcast(("over", self.membership.last_generation))
 
     def next(self, sender: "Process", request: NextRequest) -> Any:
-        if self.membership.roster.is_superseded(sender.name, request.incarnation):
+        if self.membership.present.is_superseded(sender.name, request.incarnation):
             return "refused"
-        incarnation = self.membership.roster.incarnation_of(sender.name)
+        incarnation = self.membership.present.incarnation_of(sender.name)
         over = self.membership.on_next_request(sender.name, request, self.world.now)
-        if incarnation not in (None, self.membership.roster.incarnation_of(sender.name)):
+        if incarnation not in (None, self.membership.present.incarnation_of(sender.name)):
             self._gone(sender.name)
         self._over(over)
         before = self.membership.last_generation
@@ -160,7 +160,7 @@ class SimulatedHub:
         self.beginning = self.commits.newest
         self.reduction = StepReduction(generation.number, generation.names)
         self.world.incarnations[generation.number] = {
-            name: self.membership.roster[name].incarnation for name in generation.names
+            name: self.membership.present[name].incarnation for name in generation.names
         }
 
     def _work(self, name: str, generation: Generation) -> PlannedWork:
@@ -429,7 +429,7 @@ class World:
     def calm(self) -> None:
         """A second in which everybody acts and everything arrives."""
         self.now += 1.0
-        for name in list(self.hub.membership.roster):
+        for name in list(self.hub.membership.present):
             if not any(process.name == name for process in self.processes):
                 self.hub.drop_peer(name)
         for process in list(self.processes):
@@ -447,7 +447,7 @@ class World:
         ]
         commits = f"newest {self.hub.commits.newest}, arriving {self.hub.commits.pending_step}"
         return "\n".join(
-            [f"{membership.replicas[0].current}, {membership.roster}, {commits}, now {self.now}", *processes]
+            [f"{membership.replicas[0].current}, {membership.present}, {commits}, now {self.now}", *processes]
         )
 
     # What must hold

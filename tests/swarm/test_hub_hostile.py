@@ -250,7 +250,7 @@ def test_no_request_of_a_member_keeps_the_hub_from_answering_others(run_config):
             )
             assert honest.request("probe", msgspec.msgpack.encode(Probe(answer_nbytes=5)), seconds=PATIENCE)
             assert isinstance(ask_next(honest, running, left_generation=1), Standby | Assignment)
-            assert "p1" in running.hub.membership.roster
+            assert "p1" in running.hub.membership.present
         assert not any("\x1b" in line for line in running.printed)
 
 
@@ -313,7 +313,7 @@ def test_who_comes_back_with_other_numerics_is_refused_before_anything_begins(ru
             answer = ask_next(connection, running, numerics=other)
             assert isinstance(answer, Refused)
             assert answer.text.startswith(text)
-        assert not running.hub.membership.roster
+        assert not running.hub.membership.present
         assert ask_next(connection, running).generation == 1
 
 
@@ -325,7 +325,7 @@ def test_a_peer_that_speaks_another_version_of_the_protocol_is_told_which_to_ins
             answer = msgspec.msgpack.decode(connection.request("next", request, seconds=PATIENCE), type=Answer)
             assert isinstance(answer, Refused)
             assert answer.text.endswith(f"install the hub's version of thinpipe, {thinpipe.__version__}")
-        assert not running.hub.membership.roster
+        assert not running.hub.membership.present
 
 
 def test_all_hear_that_the_run_stops_however_late_they_begin_to_listen(run_config):

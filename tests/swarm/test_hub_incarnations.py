@@ -45,7 +45,7 @@ def test_a_folder_has_one_program_which_is_followed_at_once_when_it_is_killed(ru
         code, printed = run_to_end("join", tmp_path / "anna")
         assert code == 2
         assert f"{tmp_path / 'anna'} is in use by another `thinpipe join`: stop that process first" in printed
-        assert list(running.hub.membership.roster) == ["anna"], "nobody was disturbed"
+        assert list(running.hub.membership.present) == ["anna"], "nobody was disturbed"
         assert events_of(run_config, PeerLeft) == []
 
         first.stop()  # SIGKILL

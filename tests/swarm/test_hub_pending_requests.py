@@ -44,8 +44,8 @@ def test_one_that_hangs_while_all_measure_together_is_not_waited_for(run_config)
         assert answers == [Measure(concurrent=True)] * 3
         for connection in (first, second):
             connection.submit("next", next_request(running, concurrent_bps=(1e6, 1e6)), seconds=PATIENCE)
-        wait_until(lambda: running.hub.membership.roster.hub_bps == (2e6, 2e6))
-        assert "p2" not in running.hub.membership.roster
+        wait_until(lambda: running.hub.membership.present.hub_bps == (2e6, 2e6))
+        assert "p2" not in running.hub.membership.present
 
 
 def test_one_that_hangs_while_it_gives_does_not_keep_the_hub_from_falling_back(run_config, tmp_path):

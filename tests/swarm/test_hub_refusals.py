@@ -99,7 +99,7 @@ def test_a_peer_with_another_basis_is_refused_before_it_computes(run_config):
         assert bad["basis"] in refusal
         reply = ask_as(second, "ready", ReadyRequest(generation=1, hashes=bad), ReadyReply)
         assert reply == ReadyReply(refusal=refusal)
-        assert list(running.hub.membership.roster) == ["p0"]
+        assert list(running.hub.membership.present) == ["p0"]
         assert running.hub.membership.replicas[0].current is None
         assert ask_as(first, "ready", ReadyRequest(generation=1, hashes=good), ReadyReply) == ReadyReply(
             generation_over=True

@@ -127,7 +127,7 @@ def test_a_hub_keeps_the_ends_and_waits_after_a_loss(run_config, monkeypatch):
             shown = io.StringIO()
             Console(file=shown, width=1000).print(render(status))
             assert host.who_reads in shown.getvalue().splitlines()
-        wait_until(lambda: not running.hub.membership.roster)
+        wait_until(lambda: not running.hub.membership.present)
         with running.connection("p0", "b") as slow, running.connection("p1", "b") as own:
             answers = [ask_next(slow, running, incarnation="b"), ask_next(own, running, incarnation="b")]
             assert all(isinstance(answer, Standby) for answer in answers), answers

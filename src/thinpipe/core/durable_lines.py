@@ -1,6 +1,6 @@
 """An append-only file of JSON objects, one a line, each durable when `append` returns.
 
-A crash may truncate the last line: it is dropped, and whoever had not heard of it is in the right. A file that is
+A crash may truncate the last line: it is dropped, since nobody has relied on it. A file that is
 damaged elsewhere is refused.
 """
 

@@ -4,8 +4,8 @@ seconds of a monotonic clock.
     open ── enough contributions are here ──> closing ── all are, or the grace is over ──> closed ── merged ──> open
 
 A replica that is lost before its contribution is here returns its batches; afterwards its contribution counts. Whoever
-is late is told to contribute what it has before it uploads, not after. The book changes only by records, which its
-keeper makes durable; from those of a log it is the same again.
+is late is asked to contribute what it has before it uploads, not after. The book changes only by records, which the hub
+makes durable; from those of a log it is the same again.
 """
 
 import math
@@ -35,7 +35,7 @@ class RoundRules:
     steps: int
     """Steps of the fastest replica."""
     quorum: float = 0.5
-    """Share of the replicas with a lease after whose contributions the others are told to contribute."""
+    """Share of the replicas with a lease after whose contributions the others are asked to contribute."""
     grace_seconds: float = 60.0
     """Seconds that they then have."""
 
@@ -67,7 +67,7 @@ class RoundBook:
 
     @property
     def unfinished(self) -> list[Leased]:
-        """Leases without a contribution. When the keeper begins, their generations are over."""
+        """Leases without a contribution. When the hub begins, their generations are over."""
         return [self._leased[replica] for replica in self.late]
 
     @property
@@ -108,7 +108,7 @@ class RoundBook:
 
     def close(self, now: float) -> Closed | None:
         """What closes the round now, to be added; None: somebody is waited for. Begins to close the round when there
-        is a quorum: then `late` are to be told to contribute."""
+        is a quorum: then `late` are to be asked to contribute."""
         if self.state == "closed" or not self._contributed:
             return None
         if self.state == "open" and len(self._contributed) >= self.rules.quorum * len(self._leased):
@@ -151,7 +151,7 @@ class RoundBook:
                 self._add_merge(record)
 
     def extend_deadlines(self, seconds: float) -> None:
-        """The keeper stood still for so long."""
+        """The hub did not process messages in this time."""
         self._deadline += seconds
 
     def _add_lease(self, record: Leased) -> None:

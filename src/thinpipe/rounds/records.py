@@ -1,5 +1,5 @@
-"""Records of `rounds.jsonl`, from which the rounds of a run can be computed again: each is durable before anybody hears
-of what it says."""
+"""Records of `rounds.jsonl`, from which the rounds of a run can be computed again: each is durable before anybody
+relies on it."""
 
 from typing import Annotated
 

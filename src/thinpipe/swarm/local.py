@@ -75,7 +75,7 @@ class LocalPeer:
 async def _watch_peers(peers: Sequence[LocalPeer], hub: Hub, print_line: Callable[[str], None]) -> None:
     """Prints why a peer failed. Stops the hub, which would wait for ever, when no peer is left."""
     reported = set[str]()
-    while hub.membership.roster or any(peer.process.poll() is None for peer in peers):
+    while hub.membership.present or any(peer.process.poll() is None for peer in peers):
         await asyncio.sleep(POLL_SECONDS)
         for peer in peers:
             if peer.name not in reported and peer.has_failed:

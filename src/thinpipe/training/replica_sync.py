@@ -40,7 +40,7 @@ class ReplicaSync(Protocol):
         ...
 
     def merge(self, engine: Engine, done: int) -> Merge | None:
-        """Called after so many batches of the lease. None: nothing was merged yet."""
+        """Called after this many batches of the lease. None: nothing was merged yet."""
         ...
 
     @property

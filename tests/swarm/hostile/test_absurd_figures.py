@@ -43,7 +43,7 @@ def test_a_machine_that_cannot_be_is_refused_with_the_reason(figures, run_config
         answer = ask_next(hostile, running, report=absurd(**figures))
         assert isinstance(answer, Refused)
         assert "report" in answer.text, "the place of the number"
-        assert list(running.hub.membership.roster) == []
+        assert list(running.hub.membership.present) == []
         first, second = begin_generation(running, honest, hostile)
         assert (first.generation, second.generation) == (1, 1), "with figures that can be it may take part"
 
@@ -110,7 +110,7 @@ def test_a_generation_begins_whole_or_not_at_all(place, error, run_config, monke
             "display": (run_host.display, "show"),
         }[place]
         if place == "link":
-            generations.membership.roster.hub_bps = (1e9, 1e9)
+            generations.membership.present.hub_bps = (1e9, 1e9)
         if place != "display":
             calls = fails_once(monkeypatch, owner, name, error)
         else:

@@ -325,7 +325,7 @@ def test_what_one_alone_has_measured_is_not_the_hubs_line():
     ask(membership, "b")
     ask(membership, "a", concurrent_bps=(1.0, 2.0))
     membership.drop_peer("b", "lost")
-    assert membership.roster.hub_bps is None
+    assert membership.present.hub_bps is None
     assert ask(membership, "b", incarnation="z")[1] == Measure(concurrent=True)
     assert membership.next_for("a", 0.0) == Measure(concurrent=True)
 
@@ -373,8 +373,8 @@ def test_a_program_that_another_has_followed_is_not_heard():
     ask(membership, "b")
     ask(membership, "b", incarnation="z")
     generation = ask(membership, "a", left_generation=1)[1]
-    assert membership.roster.is_superseded("b", "a")
-    assert not membership.roster.is_superseded("b", "z")
+    assert membership.present.is_superseded("b", "a")
+    assert not membership.present.is_superseded("b", "z")
     assert (
         membership.on_next_request("b", NextRequest(incarnation="a", numerics=numerics(), left_generation=2), 0.0)
         is None
@@ -388,15 +388,15 @@ def test_one_that_was_lost_may_come_back_unless_another_was_started():
     ask(membership, "a")
     membership.drop_peer("a", "lost")
     ask(membership, "a")
-    assert membership.roster.is_current_incarnation("a", "a")
+    assert membership.present.is_current_incarnation("a", "a")
     membership.drop_peer("a", "lost")
-    assert not membership.roster.is_current_incarnation("a", "a")
-    assert not membership.roster.is_superseded("a", "a")
+    assert not membership.present.is_current_incarnation("a", "a")
+    assert not membership.present.is_superseded("a", "a")
     ask(membership, "a", incarnation="z")
-    assert membership.roster.is_superseded("a", "a")
+    assert membership.present.is_superseded("a", "a")
     assert ask(membership, "a", incarnation="a") == (None, None)
-    assert membership.roster.is_current_incarnation("a", "z")
-    assert not membership.roster.is_current_incarnation("b", "a")
+    assert membership.present.is_current_incarnation("a", "z")
+    assert not membership.present.is_current_incarnation("b", "a")
 
 
 def test_a_request_from_before_it_was_measured_does_not_make_one_unmeasured():
@@ -404,7 +404,7 @@ def test_a_request_from_before_it_was_measured_does_not_make_one_unmeasured():
     ask(membership, "a", report=None)
     ask(membership, "a")
     ask(membership, "a", report=None)
-    assert membership.roster["a"].report == REPORT
+    assert membership.present["a"].report == REPORT
 
 
 def of_class(device_class, flops=1e9):
@@ -423,7 +423,7 @@ def partition_three(machines, up, down):
 def began(membership):
     """Records the placing of the current generation, as a hub's run does."""
     places = [
-        membership.roster[name].report.place(name, segments)
+        membership.present[name].report.place(name, segments)
         for name, segments in membership.replicas[0].current.partition.stages
     ]
     membership.candidates.exactness.on_event(
@@ -439,7 +439,7 @@ def regrouped(membership, lost, now=1.0):
     membership.drop_peer(lost, "lost")
     for at in (0.0, now):
         for name in others:
-            ask(membership, name, now=at, report=membership.roster[name].report, left_generation=number)
+            ask(membership, name, now=at, report=membership.present[name].report, left_generation=number)
     return None if membership.replicas[0].current is None else began(membership)
 
 

@@ -87,8 +87,8 @@ class Answers:
         """While the newest checkpoint is incomplete: what this peer restores, or why all peers wait. Otherwise
         empty."""
         generations = self._generations
-        present = list(generations.roster)
-        measured = peer in present and generations.roster[peer].report is not None
+        present = list(generations.present)
+        measured = peer in present and generations.present[peer].report is not None
         if not measured or generations.membership.running:
             return ""
         absent = [name for name in generations.members() if name not in present]

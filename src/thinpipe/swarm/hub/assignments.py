@@ -6,29 +6,29 @@ from collections.abc import Mapping, Sequence
 
 from thinpipe.core.hub_events import GenerationStarted
 from thinpipe.swarm.hub.membership import Membership
+from thinpipe.swarm.hub.present_peers import PresentPeers
 from thinpipe.swarm.hub.replica import Generation
-from thinpipe.swarm.hub.roster import Roster
 from thinpipe.swarm.hub.run_host import GenerationForecast, GenerationStart
 from thinpipe.swarm.protocol.machine_report import MachineReport
 from thinpipe.swarm.protocol.messages import Assignment, Measure
 
 
-def forecast(generation: Generation, roster: Roster) -> GenerationForecast:
+def forecast(generation: Generation, present: PresentPeers) -> GenerationForecast:
     """Expected speed of a generation, by the reports of its peers."""
-    reports = _reports(generation, roster).values()
+    reports = _reports(generation, present).values()
     return GenerationForecast(
         tokens_per_second=generation.partition.tokens_per_second,
         up_bps=[report.up_bps for report in reports],
-        hub_down_bps=roster.hub_rates[1],
+        hub_down_bps=present.hub_rates[1],
         down_bps=[report.down_bps for report in reports],
-        hub_up_bps=roster.hub_rates[0],
+        hub_up_bps=present.hub_rates[0],
         latency_s=max(report.latency_s for report in reports),
     )
 
 
-def start_event(generation: Generation, roster: Roster, step: int, *, who_reads: str) -> GenerationStarted:
+def start_event(generation: Generation, present: PresentPeers, step: int, *, who_reads: str) -> GenerationStarted:
     """The event of a generation that continues from this step. `who_reads`: who can read the data, in one sentence."""
-    reports, planned = _reports(generation, roster), generation.partition.tokens_per_second
+    reports, planned = _reports(generation, present), generation.partition.tokens_per_second
     return GenerationStarted(
         generation=generation.number,
         step=step,
@@ -61,13 +61,13 @@ def measuring_text(name: str, measure: Measure, membership: Membership) -> str:
     """The line for the hub's owner about the measurement that this peer makes now."""
     if measure.concurrent:
         return "all machines measure their links at the same time, for some seconds"
-    roster = membership.roster
-    count = max(len(roster), 0 if membership.last_generation else membership.wanted)
-    number = 1 + len(roster) - len(roster.unmeasured)
+    present = membership.present
+    count = max(len(present), 0 if membership.last_generation else membership.wanted)
+    number = 1 + len(present) - len(present.unmeasured)
     return f"measuring the machine and the link of {name}, {number} of {count}, for some seconds"
 
 
-def _reports(generation: Generation, roster: Roster) -> Mapping[str, MachineReport]:
+def _reports(generation: Generation, present: PresentPeers) -> Mapping[str, MachineReport]:
     """Reports of the generation's peers by name, in pipeline order."""
-    reports = {name: roster[name].report for name in generation.names}
+    reports = {name: present[name].report for name in generation.names}
     return {name: report for name, report in reports.items() if report is not None}

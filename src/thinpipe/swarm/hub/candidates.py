@@ -12,7 +12,7 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.exactness import Exactness
 from thinpipe.planning.partition import Machine, Partition
 from thinpipe.swarm.hub.like_devices import like_machines, prefer_like
-from thinpipe.swarm.hub.roster import Roster
+from thinpipe.swarm.hub.present_peers import PresentPeers
 from thinpipe.swarm.hub.suspensions import Suspensions
 
 Partitioner = Callable[[Sequence[Machine], float, float], Partition]
@@ -22,9 +22,9 @@ when the model does not fit."""
 
 @dataclass(kw_only=True)
 class Candidates:
-    """Measured peers of a roster, without those that may not compute."""
+    """Measured peers among those present, without those that may not compute."""
 
-    roster: Roster
+    present: PresentPeers
     partitioner: Partitioner
     exactness: Exactness = field(default_factory=Exactness)
     """Classes of the devices that have computed each segment."""
@@ -35,14 +35,14 @@ class Candidates:
 
     def machines(self, busy: Collection[str] = ()) -> list[Machine]:
         """Machines of all measured peers that may compute. `busy`: peers that compute elsewhere."""
-        return self._machines_of([name for name in self.roster if name not in self.suspensions and name not in busy])
+        return self._machines_of([name for name in self.present if name not in self.suspensions and name not in busy])
 
     def all_machines(self, busy: Collection[str] = ()) -> list[Machine]:
         """With those of suspended peers, which may have to compute."""
-        return self._machines_of([name for name in self.roster if name not in busy])
+        return self._machines_of([name for name in self.present if name not in busy])
 
     def _machines_of(self, names: Iterable[str]) -> list[Machine]:
-        reports = [(name, self.roster[name].report) for name in names]
+        reports = [(name, self.present[name].report) for name in names]
         machines = [report.machine(name) for name, report in reports if report is not None]
         return like_machines(machines, self.exactness) if self.exact else machines
 
@@ -50,7 +50,7 @@ class Candidates:
         """Raises UserError if the model does not fit."""
 
         def partition(among: Sequence[Machine]) -> Partition:
-            return self.partitioner(among, *self.roster.hub_rates)
+            return self.partitioner(among, *self.present.hub_rates)
 
         return partition(machines) if self.exact else prefer_like(machines, self.exactness, partition)
 
@@ -58,8 +58,8 @@ class Candidates:
         """Partitions the model over peers that are not suspended. If it does not fit, lifts suspensions until it does,
         first of those whose time is over first; none, and UserError, if it does not fit on all machines."""
         suspended = sorted(self.suspensions.until, key=self.suspensions.until.__getitem__)
-        needed = [name for name in suspended if name in self.roster and name not in busy]
-        free = [name for name in self.roster if name not in self.suspensions and name not in busy]
+        needed = [name for name in suspended if name in self.present and name not in busy]
+        free = [name for name in self.present if name not in self.suspensions and name not in busy]
         for count in range(len(needed)):
             machines = self._machines_of([*free, *needed[:count]])
             with suppress(UserError):
@@ -77,11 +77,11 @@ class Candidates:
     def unlike(self) -> list[str]:
         """Measured peers that may compute nothing in a run that has to stay exact."""
         like = {machine.name for machine in self.machines()}
-        return [name for name in self.roster if self.roster[name].report is not None and name not in like]
+        return [name for name in self.present if self.present[name].report is not None and name not in like]
 
     def unlike_reason(self, name: str) -> str:
         """Why one of them may not, in words."""
-        report = self.roster[name].report
+        report = self.present[name].report
         if report is not None and not report.processor.device_class:
             return "its device does not repeat its own bits: set debug.deterministic at the hub"
         return "its device does not compute the same bits as those of this run"

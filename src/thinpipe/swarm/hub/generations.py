@@ -78,7 +78,7 @@ class Generations:
             last_generation=self._generation_file.read(),
             replicas=settings.replicas,
         )
-        self.roster = self.membership.roster
+        self.present = self.membership.present
         self.watch = Watch(settings, replicas=len(self.membership.replicas))
         self.replicas = [ReplicaServices(members, self.suspects, each) for each in self.watch.stall_detectors]
         self.repair = Repair(run_host, settings.patience_seconds, self.record, print_line)
@@ -145,15 +145,15 @@ class Generations:
     async def on_next_request(self, peer: str, request: NextRequest) -> Ruling | None:
         """Handles a peer's request for something to do and the report in it. Returns the peer that is removed for its
         conduct, if one is: it is out of membership, and the caller strikes off its key."""
-        if peer not in self.roster:
+        if peer not in self.present:
             self.record(PeerJoined(step=self.run_host.committed, peer=peer))
         self.watch.on_request(peer, time.monotonic())
         self.repair.uploaded[peer] = request.uploaded
-        incarnation = self.roster.incarnation_of(peer)
+        incarnation = self.present.incarnation_of(peer)
         over = self.membership.on_next_request(peer, request, time.monotonic())
         if incarnation not in (
             None,
-            self.roster.incarnation_of(peer),
+            self.present.incarnation_of(peer),
         ):  # the process was restarted: pending uploads of the old one will not finish
             self.run_host.drop_peer(peer)
             self._record_departure(peer, "restarted", f"{peer} was restarted", over)
@@ -203,15 +203,15 @@ class Generations:
         # What can fail comes first, and there is no await before the end: a peer that asks meanwhile would get the
         # assignment of the previous generation, and a generation that ends would be logged before it starts.
         self._generation_file.write(generation.number)
-        if self.settings.hub_bps is None and self.roster.hub_bps is not None:
-            self._link_file.write(self.roster.hub_bps)
+        if self.settings.hub_bps is None and self.present.hub_bps is not None:
+            self._link_file.write(self.present.hub_bps)
         try:
-            start = self.run_host.begin(generation, forecast(generation, self.roster))
+            start = self.run_host.begin(generation, forecast(generation, self.present))
         except Exception:
             self.repair.verify_once_more()
             raise
         committed = self.run_host.committed
-        event = start_event(generation, self.roster, committed, who_reads=self.run_host.who_reads)
+        event = start_event(generation, self.present, committed, who_reads=self.run_host.who_reads)
         record = services.conduct.begin(generation, start.step_layout, committed)
         self.record(event)
         services.begin(generation, start, time.monotonic())
@@ -247,7 +247,7 @@ class Generations:
 
     async def declare_lost(self, name: str, cause: str, how: str) -> None:
         """Announces to all peers that this peer is lost, and removes it. `how`: how that was noticed, in words."""
-        if name in self.roster:
+        if name in self.present:
             await self._publish(f"bcast.{LOST}", msgspec.msgpack.encode(PeerLost(peer=name)))
             await self.remove(name, cause, f"{name} was lost ({how})")
 
@@ -267,7 +267,7 @@ class Generations:
     async def remove(self, name: str, cause: str, reason: str) -> None:
         """Removes a peer from membership and all liveness checks; ends its generation. `cause`, `reason`: see
         `PeerLeft`."""
-        known = name in self.roster
+        known = name in self.present
         over = self.membership.drop_peer(name, cause, reason)
         self.run_host.drop_peer(name)
         self.watch.drop_peer(name)

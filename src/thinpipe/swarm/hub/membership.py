@@ -15,8 +15,8 @@ from thinpipe.core.errors import UserError
 from thinpipe.core.exactness import Exactness
 from thinpipe.planning.replica_groups import deal
 from thinpipe.swarm.hub.candidates import Candidates, Partitioner
+from thinpipe.swarm.hub.present_peers import PresentPeers
 from thinpipe.swarm.hub.replica import Generation, GenerationEnd, Replica
-from thinpipe.swarm.hub.roster import Roster
 from thinpipe.swarm.hub.suspensions import Suspensions
 from thinpipe.swarm.protocol.messages import MAX_UPLOAD_SECONDS, Measure, NextRequest
 
@@ -34,7 +34,7 @@ class Membership:
 
     `wanted`: number of peers for which the first generations wait. `patience_seconds`: how long later ones wait for
     missing peers. `last_generation`: number of the newest generation so far; 0: none yet. `replicas`: number of
-    pipelines that train at the same time. For the rest see `Candidates` and `Roster`.
+    pipelines that train at the same time. For the rest see `Candidates` and `PresentPeers`.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Membership:
         replicas: int = 1,
     ) -> None:
         self.wanted, self.patience_seconds, self.last_generation = wanted, patience_seconds, last_generation
-        self.roster = Roster(hub_bps)
+        self.present = PresentPeers(hub_bps)
         self.candidates = Candidates(
-            roster=self.roster,
+            present=self.present,
             partitioner=partitioner,
             exactness=exactness or Exactness(),
             exact=exact,
@@ -72,7 +72,7 @@ class Membership:
     @property
     def busy(self) -> bool:
         """True while a generation runs or a peer may still be uploading its part of a checkpoint."""
-        return bool(self.running) or any(replica.still_uploading(self.roster) for replica in self.replicas)
+        return bool(self.running) or any(replica.still_uploading(self.present) for replica in self.replicas)
 
     def replica_of(self, name: str) -> Replica | None:
         """The replica in whose running generation the peer takes part or, between two generations, took part last."""
@@ -93,22 +93,22 @@ class Membership:
 
     def on_leave_announced(self, name: str) -> None:
         """The peer's user has asked it to leave: the generation will end because of this peer, after it has saved."""
-        self.roster[name].leaving = True
+        self.present[name].leaving = True
 
     def on_next_request(self, name: str, request: NextRequest, now: float) -> GenerationEnd | None:
         """Handles a peer's request for something to do. Returns why its generation ended, if this request ends it."""
-        arrival, over = self.roster.arrival(name, request), None
+        arrival, over = self.present.arrival(name, request), None
         if arrival == "superseded":
             return None
         if arrival == "new":
             over = self.drop_peer(name, "restarted", f"{name} was restarted")
-            self.roster.arrive(name, request)
-        self.roster.on_report(name, request)
-        peer = self.roster[name]
+            self.present.arrive(name, request)
+        self.present.on_report(name, request)
+        peer = self.present[name]
         peer.left = max(peer.left, min(request.left_generation, self.last_generation))
         generation = self.generation_of(name)
         if generation is not None and peer.left >= generation.number:
-            leaving = [other for other in generation.names if other in self.roster and self.roster[other].leaving]
+            leaving = [other for other in generation.names if other in self.present and self.present[other].leaving]
             over = self._end(generation, self._judge(generation, name, request, leaving))
             generation = None
         if generation is None:  # it has left the last one, or was not in it
@@ -120,7 +120,7 @@ class Membership:
     def drop_peer(self, name: str, cause: str, reason: str = "") -> GenerationEnd | None:
         """Removes a peer that was lost, was kicked or has left. Returns why its generation ended, if it was in one.
         `cause`, `reason`: see `core.hub_events.PeerLeft`."""
-        self.roster.drop(name)
+        self.present.drop(name)
         generation = self.generation_of(name)
         if generation is None:
             return None
@@ -158,18 +158,18 @@ class Membership:
 
     def next_for(self, name: str, now: float) -> Generation | Measure | None:
         """What the peer does next: compute in a generation or measure. None: it waits."""
-        if name not in self.roster:
+        if name not in self.present:
             return None
-        peer, generation = self.roster[name], self.generation_of(name)
+        peer, generation = self.present[name], self.generation_of(name)
         if generation is not None:
             return generation if peer.left < generation.number else None
-        measure = self.roster.measure(name)
+        measure = self.present.measure(name)
         if measure is not None or peer.report is None:
             return measure
         for replica in self.replicas:
             if replica.current is None and self._can_begin(replica, now):
-                if self.roster.hub_bps is None and len(self.candidates.machines()) > 1:
-                    return self.roster.measure_concurrently(name)
+                if self.present.hub_bps is None and len(self.candidates.machines()) > 1:
+                    return self.present.measure_concurrently(name)
                 begun = self._begin(replica)
                 if begun is not None:
                     return begun if name in begun.names else None
@@ -196,10 +196,10 @@ class Membership:
         one needs as many as computed before (a standby may have replaced a lost peer), or begins with fewer after
         `patience_seconds`."""
         measured, waited = len(self.candidates.machines(self._busy_without(replica))), replica.waited(now)
-        if replica.still_uploading(self.roster) and waited < MAX_UPLOAD_SECONDS:
+        if replica.still_uploading(self.present) and waited < MAX_UPLOAD_SECONDS:
             return False
         if self.last_generation == 0:
-            return measured >= self.wanted and not self.roster.unmeasured
+            return measured >= self.wanted and not self.present.unmeasured
         latest, wanted, suspended = replica.latest, self._wanted_each, self.candidates.suspensions
         computed = wanted if latest is None else sum(name not in suspended for name in latest.names)
         return measured >= min(wanted, computed) or waited >= self.patience_seconds
@@ -208,24 +208,24 @@ class Membership:
         """Peers that have not left an ended generation within `MAX_UPLOAD_SECONDS`, each with its number."""
         waiting = [each for each in self.replicas if each.current is None and each.waited(now) >= MAX_UPLOAD_SECONDS]
         ended = [(replica, replica.latest.number) for replica in waiting if replica.latest is not None]
-        return [(name, number) for replica, number in ended for name in replica.still_uploading(self.roster)]
+        return [(name, number) for replica, number in ended for name in replica.still_uploading(self.present)]
 
     def _begin(self, replica: Replica) -> Generation | None:
         """Partitions the model and begins a generation; None if the model does not fit on the measured machines that
         the replica may have."""
         busy = self._busy_without(replica) | self._dealt_to_others(replica)
         everybody = self.candidates.all_machines(busy)
-        if not everybody or replica.infeasible_for == (everybody, self.roster.hub_rates):
+        if not everybody or replica.infeasible_for == (everybody, self.present.hub_rates):
             return None
         try:
             partition = self.candidates.partition_without_suspended(busy)
         except UserError as error:
             exact = "; hub.exact keeps segments on the class of device that computed them"
             replica.problem = f"{error}{exact if self.candidates.exact else ''}"
-            replica.infeasible_for = everybody, self.roster.hub_rates
+            replica.infeasible_for = everybody, self.present.hub_rates
             return None
         self.last_generation += 1
-        incarnations = {name: self.roster[name].number for name, _ in partition.stages}
+        incarnations = {name: self.present[name].number for name, _ in partition.stages}
         replica.begin(Generation(self.last_generation, partition, incarnations))
         return replica.current
 
@@ -246,17 +246,19 @@ class Membership:
     def waits_for(self) -> str:
         """What the next generation waits for. Meaningful only while a replica has none."""
         waiting = next((replica for replica in self.replicas if replica.current is None), self.replicas[0])
-        gone = [] if waiting.latest is None else [name for name in waiting.latest.names if name not in self.roster]
+        gone = [] if waiting.latest is None else [name for name in waiting.latest.names if name not in self.present]
         if waiting.problem:
             return f"waiting for {', '.join(gone)}: {waiting.problem}" if gone else waiting.problem
-        there = f"{len(self.roster)} of {self.wanted} peers are connected"
+        there = f"{len(self.present)} of {self.wanted} peers are connected"
         if self.candidates.exact and (unlike := self.candidates.unlike):
             why = self.candidates.unlike_reason(unlike[0])
             there += f", of which hub.exact excludes {', '.join(unlike)}: {why}"
         if not gone:
             return there
         waits = f"{there}; waiting for {', '.join(gone)}"
-        return f"{waits}, for up to {self.patience_seconds:.0f} s, then going on without" if len(self.roster) else waits
+        return (
+            f"{waits}, for up to {self.patience_seconds:.0f} s, then going on without" if len(self.present) else waits
+        )
 
     def wait_reason(self, name: str) -> str:
         """Why this peer has to wait."""
@@ -272,6 +274,6 @@ class Membership:
             short = any(len(generation.names) < self._wanted_each for generation in running)
             fewer = ", or after the next commit" if short else ""
             return f"{name} is a standby: it replaces the next peer that leaves or is lost{fewer}"
-        if others := self.roster.unmeasured:
+        if others := self.present.unmeasured:
             return f"machines are measured one after the other; not measured yet: {', '.join(others)}"
         return self.waits_for

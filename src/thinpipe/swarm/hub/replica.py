@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from thinpipe.planning.partition import Partition
-from thinpipe.swarm.hub.roster import Roster
+from thinpipe.swarm.hub.present_peers import PresentPeers
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class Replica:
         """Seconds since somebody asked for something to do after the last generation."""
         return 0.0 if self._waiting_since is None else now - self._waiting_since
 
-    def still_uploading(self, roster: Roster) -> list[str]:
+    def still_uploading(self, present: PresentPeers) -> list[str]:
         """Peers of the generation that ended last which have not asked what to do next: they may still be uploading
         their part of a checkpoint."""
         if self.latest is None:
             return []
         number, incarnations = self.latest.number, self.latest.incarnations
-        present = [name for name in self.latest.names if name in roster]
-        return [name for name in present if roster[name].number == incarnations[name] and roster[name].left < number]
+        peers = {name: present[name] for name in self.latest.names if name in present}
+        return [name for name, peer in peers.items() if peer.number == incarnations[name] and peer.left < number]

@@ -85,7 +85,7 @@ class Hub:
         self.generations = Generations(
             run_host, settings, state_files, self._link.publish, self._print, lambda: broker.peers
         )
-        self.membership, self.roster = self.generations.membership, self.generations.roster
+        self.membership, self.present = self.generations.membership, self.generations.present
         self._answers = Answers(self.generations)
         self.admission = Admission(
             broker, settings, numerics=run_host.numerics, print_line=self._print, who_reads=run_host.who_reads
@@ -167,7 +167,7 @@ class Hub:
             if generations.ended and ended_at is None:
                 ended_at = now
                 await generations.notify()
-            if ended_at is not None and (not self.roster or now - ended_at > _SHUTDOWN_GRACE_SECONDS):
+            if ended_at is not None and (not self.present or now - ended_at > _SHUTDOWN_GRACE_SECONDS):
                 return generations.ended
             await asyncio.sleep(CHECK_INTERVAL_SECONDS)
 
@@ -189,7 +189,7 @@ class Hub:
     async def _on_heartbeat(self, peer: str, data: bytes) -> None:
         """Heartbeats of absent peers and superseded incarnations are ignored."""
         heartbeat = decode_foreign(data, Heartbeat)
-        if self.roster.is_current_incarnation(peer, heartbeat.incarnation):
+        if self.present.is_current_incarnation(peer, heartbeat.incarnation):
             self.generations.watch.on_heartbeat(peer, heartbeat, time.monotonic())
 
     async def _on_disconnect(self, peer: str) -> None:
@@ -208,7 +208,7 @@ class Hub:
             return _encode(Refused(text=mismatch))
         if peer in self.generations.expelling:
             return None  # `_expel` sends the reason, then removes the key
-        if self.roster.is_superseded(peer, request.incarnation):
+        if self.present.is_superseded(peer, request.incarnation):
             text = (
                 f"{peer} was started again elsewhere, and only the process started last takes part: stop that one first"
             )
@@ -218,7 +218,7 @@ class Hub:
             await self._expel_for_good(expulsion)
         await self.generations.notify()
         answer = await self._answers.answer(peer)
-        if self.roster.is_current_incarnation(peer, request.incarnation):
+        if self.present.is_current_incarnation(peer, request.incarnation):
             self.generations.watch.pending_requests.add(peer, answer, time.monotonic())
         return _encode(answer)
 
@@ -251,7 +251,7 @@ class Hub:
     async def _leave(self, peer: str, data: bytes) -> bytes | None:
         """The peer process ends, now or after its generation has saved; ignored from a superseded incarnation."""
         request = decode_foreign(data, LeaveRequest)
-        if self.roster.is_current_incarnation(peer, request.incarnation):
+        if self.present.is_current_incarnation(peer, request.incarnation):
             if request.after_saving:
                 self.membership.on_leave_announced(peer)
             else:
@@ -344,7 +344,7 @@ class Hub:
         if name not in self.broker.peers:
             raise UserError(f"there is no peer {name[:80]!r}; peers: {', '.join(self.broker.peers) or 'none'}")
         reason = f"{name} was removed by the hub's owner"
-        if name not in self.roster:  # else `remove` prints it
+        if name not in self.present:  # else `remove` prints it
             self._print(reason)
         self.generations.expelling.add(name)
         try:
@@ -368,17 +368,16 @@ class Hub:
     def status(self) -> Status:
         running, waits_for = self.membership.running, self.generations.repair.waits_for or self.membership.waits_for
         shares = {name: share for generation in running for name, share in generation.shares.items()}
-        peers = [
-            PeerStatus(name=name, segments=shares.get(name, 0), report=self.roster[name].report) for name in self.roster
-        ]
+        reports = {name: self.present[name].report for name in self.present}
+        peers = [PeerStatus(name=name, segments=shares.get(name, 0), report=each) for name, each in reports.items()]
         return Status(
             run=self.settings.run,
             generation=max((generation.number for generation in running), default=0),
             waits_for="" if running else waits_for,
             peers=peers,
-            absent=[name for name in self.broker.peers if name not in self.roster],
+            absent=[name for name in self.broker.peers if name not in self.present],
             bottleneck=next((generation.partition.bottleneck for generation in running), ""),
-            hub_bps=self.roster.hub_bps,
+            hub_bps=self.present.hub_bps,
             progress=dict(self.run_host.progress),
             commit_summary=self.run_host.commit_summary,
             who_reads=self.run_host.who_reads,

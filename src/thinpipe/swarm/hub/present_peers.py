@@ -1,4 +1,4 @@
-"""Roster of a run: which peers are present, which process of each is the newest, and what was measured of them.
+"""The present peers of a run: which process of each is the newest, and what was measured of them.
 
 Pure state machine without I/O. Who computes is decided by `membership`.
 """
@@ -37,7 +37,7 @@ class PresentPeer:
 
 
 @dataclass
-class Roster:
+class PresentPeers:
     """Present peers, by name in order of arrival."""
 
     hub_bps: tuple[float, float] | None = None
