@@ -1,4 +1,5 @@
-"""A hub, peers and a bad network without processes or sockets: the real membership, reductions and ledger, in simulated time.
+"""A hub, peers and a bad network without processes or sockets: the real membership, reductions and ledger, in
+simulated time.
 
 The weights of a layer are the numbers of the steps that changed them, so a step that was lost or done twice is seen.
 Everything that must never happen is asserted where it would happen.
