@@ -230,8 +230,7 @@ class SimulatedHub:
         if not self.commits.is_recorded(commit):
             self.log(commit)
         self.commits.mark_committed(commit)
-        for end in self.membership.on_commit():
-            self._over(end)
+        self._over(self.membership.on_commit())
 
 
 @dataclass

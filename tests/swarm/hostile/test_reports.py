@@ -2,15 +2,17 @@
 and nobody waits for it."""
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.programs import PATIENCE, events_of
 from tests.swarm.commits import wait_until
-from tests.swarm.hubs import ask_as, begin_generation, running_hub
+from tests.swarm.hubs import ask_as, begin_generation, next_request, running_hub
 from thinpipe.core.events import SaveFailed, Step
-from thinpipe.core.hub_events import FilesRefused
+from thinpipe.core.hub_events import FilesRefused, PeerSuspended
 from thinpipe.swarm.protocol.keys import KeyPair
 from thinpipe.swarm.protocol.messages import AnnouncementReply, CheckpointAnnouncement, EventReport
+from thinpipe.swarm.protocol.reduction import ReduceReply, ReduceRequest
 from thinpipe.swarm.protocol.signed_files import Occasion, SignedFile, sign_file
 from thinpipe.swarm.protocol.status import Status
 
@@ -61,6 +63,20 @@ def test_events_without_end(running, generation, run_config):
     told = [line for line in running.printed if "reports" in line]
     assert 0 < len(told) <= MAX_LINES
     assert "before the next generation" in told[-1]
+
+
+def test_who_lies_in_a_sum_and_leaves_at_once_is_suspended_all_the_same(running, generation, run_config):
+    """The generation has ended for another reason before the hub looks for what was contributed."""
+    _, second = generation
+    values = np.array([-1.0], "<f8").tobytes()
+    lie = ReduceRequest(generation=1, round_number=1, op="counts", values=values)
+    replies = [
+        second.submit("reduce", msgspec.msgpack.encode(lie), seconds=PATIENCE),
+        second.submit("next", next_request(running, left_generation=1, error="oops"), seconds=PATIENCE),
+    ]
+    assert "below 0" in msgspec.msgpack.decode(replies[0].result(PATIENCE), type=ReduceReply).refusal
+    wait_until(lambda: events_of(run_config, PeerSuspended))
+    assert [event.peer for event in events_of(run_config, PeerSuspended)] == [second.address.name]
 
 
 def test_false_files_without_end(running, generation, run_config):

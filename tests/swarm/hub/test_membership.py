@@ -133,9 +133,9 @@ def test_a_suspended_peer_waits_and_is_not_waited_for():
         ask(membership, name, left_generation=1)
     assert ask(membership, "c", left_generation=1)[1].names == ["a", "c"]
     assert "b is suspended for a while: it was bad" in membership.wait_reason("b")
-    assert membership.on_commit() == []
+    assert membership.on_commit() is None
     membership.candidates.suspensions.expire(300.0)
-    assert [end.reason for end in membership.on_commit()] == ["b can take part now"]
+    assert membership.on_commit().reason == "b can take part now"
 
 
 def test_suspensions_are_lifted_if_the_model_does_not_fit_without():
@@ -343,17 +343,17 @@ def partitioner_short_of_one(partitioner=partition_all):
 
 def test_those_who_come_later_take_part_after_the_next_commit():
     membership = partitioner_short_of_one()
-    assert membership.on_commit() == [], "nobody is there"
+    assert membership.on_commit() is None, "nobody is there"
     ask(membership, "c", report=None)
-    assert membership.on_commit() == [], "c is not measured"
+    assert membership.on_commit() is None, "c is not measured"
     ask(membership, "c")
     assert "after the next commit" in membership.wait_reason("c")
-    assert [end.reason for end in membership.on_commit()] == ["c can take part now"]
+    assert membership.on_commit().reason == "c can take part now"
     assert membership.replicas[0].current is None
     generation = ask(membership, "a", left_generation=2)[1]
     assert generation.names == ["a", "c"]
     ask(membership, "d")
-    assert membership.on_commit() == [], "there are as many as wanted"
+    assert membership.on_commit() is None, "there are as many as wanted"
 
 
 def test_no_generation_ends_for_one_that_would_have_nothing_to_do():
@@ -364,7 +364,7 @@ def test_no_generation_ends_for_one_that_would_have_nothing_to_do():
     ask(membership, "a")
     ask(membership, "b")
     assert membership.replicas[0].current.names == ["a"]
-    assert membership.on_commit() == []
+    assert membership.on_commit() is None
 
 
 def test_a_program_that_another_has_followed_is_not_heard():

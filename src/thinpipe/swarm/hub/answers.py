@@ -72,12 +72,10 @@ class Answers:
             generations.print_once("measuring", measuring_text(peer, found, generations.membership))
             return found if found.concurrent else generations.run_host.measure
         if found is not None:
-            plan, steps, services = (
-                generations.run_host.commit_plan,
-                generations.suspects.diverged_steps,
-                generations.services_of(peer),
-            )
-            assert services is not None
+            services = generations.services_with(found.number)
+            if services is None:  # it has ended, and the next has begun, while it was begun
+                return Standby(text=generations.membership.wait_reason(peer))
+            plan, steps = generations.run_host.commit_plan, generations.suspects.diverged_steps
             return make_assignment(found, services.start, commit_plan=plan, diverged_steps=steps)
         if not generations.membership.running and not over:
             generations.print_once("waits", generations.membership.waits_for)

@@ -6,7 +6,6 @@ publishes messages. Everything runs on the hub's event loop.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
@@ -37,7 +36,6 @@ from thinpipe.transport.nats.store_messages import StoreReply
 CHECK_INTERVAL_SECONDS = 0.2
 """Seconds between two checks for lost peers, commits and changes of membership."""
 
-_LOG = logging.getLogger(__name__)
 _NOT_FOUND = msgspec.msgpack.encode(StoreReply(found=False))
 
 Publish = Callable[[str, bytes], Awaitable[None]]
@@ -115,7 +113,7 @@ class Generations:
         return None if replica is None else self.replicas[replica.index]
 
     def services_of(self, peer: str) -> ReplicaServices | None:
-        """Of the replica in which the peer takes part or took part last."""
+        """Of the replica in which the peer takes part or took part last; see `Membership.replica_of`."""
         replica = self.membership.replica_of(peer)
         return None if replica is None else self.replicas[replica.index]
 
@@ -215,7 +213,8 @@ class Generations:
         record = services.conduct.begin(generation, start.step_layout, committed)
         self.record(event)
         services.begin(generation, start, time.monotonic())
-        self._committed = committed
+        if self.membership.running == [generation]:
+            self._committed = committed
         self._record_suspensions()
         await services.reductions.begin(generation.number, generation.names, record)
         await self.notify()
@@ -225,10 +224,10 @@ class Generations:
         generation."""
         self.suspensions.expire(now)
         self._record_suspensions()
-        for generation in self.membership.running:
-            services = self.services_with(generation.number)
-            offence = None if services is None else services.conduct.offence(now)
-            if offence is not None and (over := self.membership.end(generation, offence)) is not None:
+        for replica, services in zip(self.membership.replicas, self.replicas, strict=True):
+            offence = services.conduct.offence(now)  # also of a generation that has ended since: it counts all the same
+            over = None if offence is None or replica.current is None else self.membership.end(replica.current, offence)
+            if over is not None:
                 self._carry_out_rulings(over)
                 await self._finish_generation(over)
                 await self.notify()
@@ -237,12 +236,11 @@ class Generations:
         for name, number in self.membership.overdue(now):
             message = f"it sends heartbeats, but has not left generation {number} within {MAX_UPLOAD_SECONDS:.0f} s"
             await self.declare_lost(name, "unresponsive", message)
-        for generation in self.membership.running:
-            services = self.services_with(generation.number)
-            stuck = None if services is None else services.stall_detector.deadlock_seconds()
-            deadlock = GenerationEnd("deadlock", f"all peers waited for each other for {stuck or 0:.0f} s")
-            if stuck is not None and (over := self.membership.end(generation, deadlock)) is not None:
-                await self._finish_generation(over)
+        for replica, services in zip(self.membership.replicas, self.replicas, strict=True):
+            stuck = services.stall_detector.deadlock_seconds()
+            if stuck is not None and replica.current is not None:
+                deadlock = GenerationEnd("deadlock", f"all peers waited for each other for {stuck:.0f} s")
+                await self._finish_generation(self.membership.end(replica.current, deadlock))
                 await self.notify()
 
     async def declare_lost(self, name: str, cause: str, how: str) -> None:
@@ -252,7 +250,7 @@ class Generations:
             await self.remove(name, cause, f"{name} was lost ({how})")
 
     async def admit_standbys(self) -> None:
-        """After a new commit, ends generations that have fewer peers than wanted if standbys can take part: hardly any
+        """After a new commit, ends a generation that has fewer peers than wanted if standbys can take part: hardly any
         work is lost then."""
         step, before = self.run_host.committed, self._committed
         self._committed = step
@@ -260,7 +258,8 @@ class Generations:
             self.suspects.on_commit(step)
         if step == before or self.stop_requested or self.run_host.ended:
             return
-        for over in self.membership.on_commit():
+        over = self.membership.on_commit()
+        if over is not None:
             await self._finish_generation(over)
             await self.notify()
 
@@ -297,10 +296,10 @@ class Generations:
             end = GenerationEnd("stopped", "the hub's owner stopped the run", generation=number)
         elif self.stop_requested and end.cause not in RUN_ENDING_CAUSES:
             end = replace(end, cause="stopped")  # no generation follows
-        end = replace(end, reason=sanitize(end.reason))
         services = self.services_with(number)  # before an await: the next may begin
         assert services is not None
         services.last_end = end
+        end = replace(end, reason=sanitize(end.reason))
         self.repair.require_verification()
         self.record(
             GenerationEnded(

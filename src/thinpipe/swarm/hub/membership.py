@@ -76,9 +76,8 @@ class Membership:
 
     def replica_of(self, name: str) -> Replica | None:
         """The replica in whose running generation the peer takes part or, between two generations, took part last."""
-        running = (replica for replica in self.replicas if replica.current and name in replica.current.names)
-        ended = (replica for replica in self.replicas if replica.latest and name in replica.latest.names)
-        return next(running, None) or next(ended, None)
+        known = [(each.latest.number, each) for each in self.replicas if each.latest and name in each.latest.names]
+        return max(known, key=lambda numbered: numbered[0], default=(0, None))[1]
 
     def generation_of(self, name: str) -> Generation | None:
         """The running generation in which the peer takes part."""
@@ -109,7 +108,7 @@ class Membership:
         generation = self.generation_of(name)
         if generation is not None and peer.left >= generation.number:
             leaving = [other for other in generation.names if other in self.present and self.present[other].leaving]
-            over = self._end(generation, self._judge(generation, name, request, leaving))
+            over = self.end(generation, self._judge(generation, name, request, leaving))
             generation = None
         if generation is None:  # it has left the last one, or was not in it
             peer.left = self.last_generation
@@ -124,16 +123,19 @@ class Membership:
         generation = self.generation_of(name)
         if generation is None:
             return None
-        return self._end(generation, GenerationEnd(cause, reason or f"{name}: {cause}", name))
+        return self.end(generation, GenerationEnd(cause, reason or f"{name}: {cause}", name))
 
-    def on_commit(self) -> list[GenerationEnd]:
-        """Ends generations after a commit, when little work is lost, that have fewer peers than wanted if standbys can
-        take part. Returns why they ended."""
-        return [over for replica in self.replicas if (over := self._rebalance(replica)) is not None]
+    def on_commit(self) -> GenerationEnd | None:
+        """Ends a generation after a commit, when little work is lost, if it has fewer peers than wanted, standbys can
+        take part, and no replica waits for them. Returns why it ended, or None."""
+        if len(self.running) < len(self.replicas):
+            return None
+        ends = (self._rebalance(replica, replica.current) for replica in self.replicas if replica.current is not None)
+        return next(filter(None, ends), None)
 
-    def _rebalance(self, replica: Replica) -> GenerationEnd | None:
-        generation, machines = replica.current, self.candidates.machines(self._busy_without(replica))
-        if generation is None or len(generation.names) >= self._wanted_each or len(machines) <= len(generation.names):
+    def _rebalance(self, replica: Replica, generation: Generation) -> GenerationEnd | None:
+        machines = self.candidates.machines(self._busy_without(replica))
+        if len(generation.names) >= self._wanted_each or len(machines) <= len(generation.names):
             return None
         try:
             stages = self.candidates.partition(machines).stages
@@ -142,13 +144,10 @@ class Membership:
         new = [name for name, _ in stages if name not in generation.names]
         if len(stages) <= len(generation.names) or not new:
             return None
-        return self._end(generation, GenerationEnd("rebalance", f"{' and '.join(new)} can take part now"))
+        return self.end(generation, GenerationEnd("rebalance", f"{' and '.join(new)} can take part now"))
 
-    def end(self, generation: Generation, end: GenerationEnd) -> GenerationEnd | None:
-        """Ends a generation without dropping a peer. None: it has ended already."""
-        return self._end(generation, end) if generation in self.running else None
-
-    def _end(self, generation: Generation, end: GenerationEnd) -> GenerationEnd:
+    def end(self, generation: Generation, end: GenerationEnd) -> GenerationEnd:
+        """Ends a running generation. Returns `end` with its number."""
         for replica in self.replicas:
             if replica.current is generation:
                 replica.end()
@@ -168,9 +167,9 @@ class Membership:
             return measure
         for replica in self.replicas:
             if replica.current is None and self._can_begin(replica, now):
-                if self.present.hub_bps is None and len(self.candidates.machines()) > 1:
+                if self.present.hub_bps is None and len(self.candidates.machines()) > 1 and not self.running:
                     return self.present.measure_concurrently(name)
-                begun = self._begin(replica)
+                begun = self._begin(replica, now)
                 if begun is not None:
                     return begun if name in begun.names else None
         return None
@@ -187,19 +186,21 @@ class Membership:
         return max(1, self.wanted // len(self.replicas))
 
     def _busy_without(self, replica: Replica) -> set[str]:
-        """Peers that compute in another replica."""
-        others = (other.current for other in self.replicas if other is not replica)
-        return {name for generation in others if generation is not None for name in generation.names}
+        """Peers that compute in another replica, or may still be uploading for it."""
+        others = [other for other in self.replicas if other is not replica]
+        computing = [name for other in others if other.current is not None for name in other.current.names]
+        return {*computing, *(name for other in others for name in other.still_uploading(self.present))}
 
     def _can_begin(self, replica: Replica, now: float) -> bool:
         """True if a generation can begin. The first one waits until `wanted` peers are present and measured. A later
         one needs as many as computed before (a standby may have replaced a lost peer), or begins with fewer after
         `patience_seconds`."""
-        measured, waited = len(self.candidates.machines(self._busy_without(replica))), replica.waited(now)
+        waited = replica.waited(now)
         if replica.still_uploading(self.present) and waited < MAX_UPLOAD_SECONDS:
             return False
         if self.last_generation == 0:
-            return measured >= self.wanted and not self.present.unmeasured
+            return len(self.candidates.machines()) >= self.wanted and not self.present.unmeasured
+        measured = len(self.candidates.machines(self._busy_for(replica, now)))
         latest, wanted, suspended = replica.latest, self._wanted_each, self.candidates.suspensions
         computed = wanted if latest is None else sum(name not in suspended for name in latest.names)
         return measured >= min(wanted, computed) or waited >= self.patience_seconds
@@ -210,10 +211,10 @@ class Membership:
         ended = [(replica, replica.latest.number) for replica in waiting if replica.latest is not None]
         return [(name, number) for replica, number in ended for name in replica.still_uploading(self.present)]
 
-    def _begin(self, replica: Replica) -> Generation | None:
+    def _begin(self, replica: Replica, now: float) -> Generation | None:
         """Partitions the model and begins a generation; None if the model does not fit on the measured machines that
         the replica may have."""
-        busy = self._busy_without(replica) | self._dealt_to_others(replica)
+        busy = self._busy_for(replica, now)
         everybody = self.candidates.all_machines(busy)
         if not everybody or replica.infeasible_for == (everybody, self.present.hub_rates):
             return None
@@ -229,11 +230,15 @@ class Membership:
         replica.begin(Generation(self.last_generation, partition, incarnations))
         return replica.current
 
-    def _dealt_to_others(self, replica: Replica) -> set[str]:
-        """Peers that are left to the other replicas without a generation."""
+    def _busy_for(self, replica: Replica, now: float) -> set[str]:
+        """Peers that the replica may not have: those of others, and those that are left to others without a generation,
+        unless this one has waited for long."""
+        busy = self._busy_without(replica)
+        if replica.waited(now) >= self.patience_seconds:
+            return busy
         waiting = [each for each in self.replicas if each.current is None]
-        groups = deal(self.candidates.machines(self._busy_without(replica)), len(waiting))
-        return {
+        groups = deal(self.candidates.machines(busy), len(waiting))
+        return busy | {
             machine.name
             for each, group in zip(waiting, groups, strict=True)
             if each is not replica

@@ -20,7 +20,8 @@ class HubOptions:
     peers: int
     """Number of peers for which the first generation waits."""
     replicas: int = 1
-    """Number of pipelines that train at the same time."""
+    """Number of pipelines that have generations at the same time. The commits of a run and what peers are compared with
+    are still those of one, so no setting of a hub raises it."""
     invite_seconds: float = 7 * 86400.0
     """Seconds for which a new invite can be used."""
     hub_bps: tuple[float, float] | None = None

@@ -148,7 +148,7 @@ def bring_own_base(transfer: BaseTransfer, connection: HubConnection, assignment
     first = sum(assignment.shares[:mine])
 
     def on_over(data: bytes) -> None:
-        if decode_foreign(data, GenerationOver).generation >= assignment.generation:
+        if decode_foreign(data, GenerationOver).generation == assignment.generation:
             over.set()
 
     def refuse_over(*_progress: int) -> None:
