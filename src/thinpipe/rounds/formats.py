@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from thinpipe.boundary.packing import pack_nibbles, unpack_nibbles
+from thinpipe.core.errors import UserError
 
 NumberFormat = Literal["fp32", "int8", "int4"]
 BLOCK = 256
@@ -19,8 +20,12 @@ _LARGEST = {"int8": 127, "int4": 7}
 _SCALES = ":scale"
 
 
-class FormatError(ValueError):
-    """Encoded numbers of another machine are not what they should be."""
+_MAX = 1e20
+"""Largest scale or number: thousands of them, times thousands of samples, are far from the largest float32."""
+
+
+class FormatError(UserError):
+    """Encoded numbers are not what they should be: of another machine, or of a replica that has diverged."""
 
 
 def encode(values: Mapping[str, Tensor], form: NumberFormat) -> dict[str, Tensor]:
@@ -39,15 +44,16 @@ def decode(encoded: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], form
 
 
 def check(encoded: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], form: NumberFormat) -> None:
-    """Raises FormatError if `encoded` does not hold exactly tensors of these shapes, or scales that are not finite."""
+    """Raises FormatError if `encoded` does not hold exactly tensors of these shapes, or has numbers that cannot be
+    added."""
     expected = {name + key: kind for name, shape in shapes.items() for key, kind in layout(shape, form).items()}
     if missing := expected.keys() ^ encoded.keys():
         raise FormatError(f"there is more or less than the tensors of this layer ({min(missing)[:80]})")
     for name, (dtype, shape) in expected.items():
         if (encoded[name].dtype, encoded[name].shape) != (dtype, shape):
             raise FormatError(f"{name} is {encoded[name].dtype} {list(encoded[name].shape)}, not {dtype} {list(shape)}")
-        if dtype == torch.float32 and not encoded[name].isfinite().all():
-            raise FormatError(f"{name} is not finite")
+        if dtype == torch.float32 and not (encoded[name].abs() <= _MAX).all():  # NaN is not
+            raise FormatError(f"{name} is not finite, or has numbers above {_MAX:g}")
 
 
 def _encode(value: Tensor, form: NumberFormat) -> dict[str, Tensor]:
@@ -55,7 +61,9 @@ def _encode(value: Tensor, form: NumberFormat) -> dict[str, Tensor]:
         return {"": value}
     blocks = torch.nn.functional.pad(value.flatten(), (0, -value.numel() % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(1, keepdim=True) / _LARGEST[form]
-    integers = (blocks / torch.where(scales == 0, 1.0, scales)).round().to(torch.int8)
+    largest = float(_LARGEST[form])
+    levels = (blocks / torch.where(scales == 0, 1.0, scales)).round()
+    integers = levels.clamp(-largest, largest).to(torch.int8)  # of denormals it would be more
     return {"": pack_nibbles(integers) if form == "int4" else integers, _SCALES: scales.flatten()}
 
 

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from thinpipe.checkpoint import Checkpoint, saved_beside
 from thinpipe.config.run import RunConfig
+from thinpipe.core.errors import UserError
+from thinpipe.models import ModelConfig
+from thinpipe.models.protocol import PipelineModelConfig
 from thinpipe.rounds.formats import decode, encode
 from thinpipe.rounds.leases import Leases, Ranges
 from thinpipe.rounds.merge import OuterSettings, outer_step, pseudo_gradients, weighted_sum
@@ -24,7 +27,9 @@ class LocalRounds:
 
     has_rounds = True
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, model: PipelineModelConfig) -> None:
+        """Raises UserError if replicas of this model cannot be merged."""
+        _refuse(model, config)
         self._settings = config.rounds
         self._outer = OuterSettings(
             lr=config.rounds.lr, momentum=config.rounds.momentum, warmup_rounds=config.rounds.momentum_warmup
@@ -34,7 +39,9 @@ class LocalRounds:
         """Weights at the start of the round."""
         self._momenta: Tensors = {}
         self._residuals: list[Tensors] = [{} for _ in range(config.rounds.replicas)]
-        """What the number format has rounded away, by replica."""
+        """What the number format had rounded away before this round, by replica."""
+        self._new_residuals: list[Tensors] = []
+        """Those of this round."""
         self._contributions: list[tuple[int, Tensors]] = []
         """Steps and encoded contributions of the replicas that have computed."""
 
@@ -55,7 +62,7 @@ class LocalRounds:
         encoded = encode(contribution, self._settings.format)
         if self._settings.error_feedback:
             sent = self._decode(encoded)
-            self._residuals[self._replica] = {name: value - sent[name] for name, value in contribution.items()}
+            self._new_residuals.append({name: value - sent[name] for name, value in contribution.items()})
         self._contributions.append((done, encoded))
         self._replica += 1
         if self._replica < self._settings.replicas and self._leases.free:
@@ -78,8 +85,20 @@ class LocalRounds:
             nbytes=sum(tensor.nbytes for _, encoded in self._contributions for tensor in encoded.values()),
             squares=sum(value.double().square().sum().item() for value in update.values()),
         )
-        self._round, self._replica, self._contributions = self._round + 1, 0, []
+        for replica, residual in enumerate(self._new_residuals):
+            self._residuals[replica] = residual
+        self._round += 1
+        self._begin()
         return merge
+
+    def _begin(self) -> None:
+        self._replica, self._contributions, self._new_residuals = 0, [], []
+        self._leases.held.clear()
+
+    def rewind(self, engine: Engine) -> None:
+        self._begin()
+        engine.set_weights(self._shared)
+        engine.forget_steps()
 
     def _decode(self, encoded: Mapping[str, Tensor]) -> Tensors:
         return decode(encoded, self._shapes, self._settings.format)
@@ -102,9 +121,23 @@ class LocalRounds:
     def restore(self, engine: Engine, checkpoint: Checkpoint) -> None:
         self._leases.counted = (range(checkpoint.manifest.step),) if checkpoint.manifest.step else ()
         saved = saved_beside(checkpoint, engine.parameters)
-        self._momenta = {name: held[_MOMENTUM] for name, held in saved.items() if _MOMENTUM in held}
-        for replica in range(self._settings.replicas):
+        if self._settings.momentum:
+            self._momenta = {name: held[_MOMENTUM] for name, held in saved.items() if _MOMENTUM in held}
+        for replica in range(self._settings.replicas if self._settings.error_feedback else 0):
             key = f"{_RESIDUAL}.{replica}"
             self._residuals[replica] = {name: held[key] for name, held in saved.items() if key in held}
         merged = checkpoint.manifest.rounds
         self._round = 1 if merged is msgspec.UNSET else merged + 1
+
+
+def _refuse(model: PipelineModelConfig, config: RunConfig) -> None:
+    """As `RunConfig` does for what its settings show: the model may be that of a checkpoint."""
+    if not isinstance(model, ModelConfig):
+        return
+    if model.subspace.width is not None and config.basis.interval:
+        raise UserError("a basis cannot move while replicas train apart: set basis.interval = 0, or leave [rounds] out")
+    if model.projection.width is not None and model.projection.kind == "learned":
+        raise UserError(
+            "the mean of orthonormal matrices is not orthonormal, so replicas of a model with learned projections "
+            "cannot be merged: leave [rounds] out"
+        )

@@ -43,6 +43,10 @@ class ReplicaSync(Protocol):
         """Called after this many batches of the lease. None: nothing was merged yet."""
         ...
 
+    def rewind(self, engine: Engine) -> None:
+        """Gives up what was computed since the last merge: the engine has the weights of all replicas again."""
+        ...
+
     @property
     def rounds(self) -> int | None:
         """Number of merged rounds; None: the run has none."""
@@ -68,6 +72,9 @@ class OneReplica:
 
     def merge(self, engine: Engine, done: int) -> Merge | None:  # noqa: ARG002
         return None
+
+    def rewind(self, engine: Engine) -> None:
+        """Nothing to do: every step is a merge."""
 
     def state(self) -> Mapping[str, Mapping[str, Tensor]]:
         return {}

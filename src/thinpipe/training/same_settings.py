@@ -49,7 +49,8 @@ def changes_since(checkpoint: Checkpoint, config: RunConfig, info: DatasetInfo, 
         return []
     path = checkpoint.path
     refuse_other_data(checkpoint, info, config.data)
-    changed = differences(tomllib.loads(checkpoint.manifest.run), tomllib.loads(dump_toml(config)))
+    saved, defaults = tomllib.loads(checkpoint.manifest.run), tomllib.loads(dump_toml(RunConfig()))
+    changed = differences(defaults | saved, tomllib.loads(dump_toml(config)))  # a section may be newer than the run
     for setting in ("training.seq_len", "training.packing", "debug.seed"):
         if setting in changed:
             raise UserError(

@@ -36,7 +36,7 @@ from thinpipe.data import Cursor
 from thinpipe.device.device_class import device_class
 from thinpipe.models.protocol import trainable_parameters
 from thinpipe.optim.lr_schedule import lr_factor
-from thinpipe.rounds.leases import batches
+from thinpipe.rounds.leases import batches, count
 from thinpipe.training.attempts import MAX_CONSECUTIVE_SKIPS, Attempts
 from thinpipe.training.base_hash import gather_base_sha256
 from thinpipe.training.boundary_watch import BoundaryWatch
@@ -83,7 +83,9 @@ class Trainer:
         self.boundary_watch = BoundaryWatch(
             self.engine.process_of_segment, self.run_environment.name_of, basis_interval=config.basis.interval
         )
-        self.sync: ReplicaSync = LocalRounds(config) if config.rounds.steps else OneReplica(config)
+        self.sync: ReplicaSync = OneReplica(config)
+        if config.rounds.steps:
+            self.sync = LocalRounds(config, self.model_config)
         self.finished_steps, self.merged_steps, self.cursor, self.saved_step = 0, 0, Cursor(), -1
         """`finished_steps`: place in the run, at which the next batch is. `merged_steps`: steps of which all replicas
         have the result."""
@@ -126,6 +128,9 @@ class Trainer:
             self._resume_or_start()
             self._display.working("compiling, then computing" if config.execution.compile else "computing")
             reason = self._train_until_stopped()
+            if reason == "signal" and self.merged_steps != self.finished_steps:
+                self.sync.rewind(self.engine)
+                self._go_to(self.merged_steps)
             if reason != "not_finite" and not self._save():
                 reason = "not_saved"
             text = around.stop_text(own=self.stop.requested) if reason == "signal" else ""
@@ -148,6 +153,8 @@ class Trainer:
                 if not self.sync.has_rounds:
                     self._after_steps(self.finished_steps)
                 if asked_to_stop:
+                    if done == count(lease):
+                        self._merge(done)
                     return "signal"
             self._merge(done)
         return "finished"
@@ -324,9 +331,9 @@ class Trainer:
 
     def _save(self) -> bool:
         """Saves a checkpoint of the weights that all replicas have, unless there is one already; returns False if
-        writing failed. In the middle of a round there is nothing to save: the round is computed again."""
+        writing failed."""
         step = self.merged_steps
-        if step == self.saved_step or step != self.finished_steps:
+        if step == self.saved_step:
             return True
         started = time.monotonic()
         self._display.working(f"step {step}: saving")
