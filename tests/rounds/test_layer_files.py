@@ -56,10 +56,10 @@ def test_the_bits_are_those_of_a_merge_in_memory(form, update_form, piece, tmp_p
             to_weights=to_weights,
         )
         kept, found = to_weights, load_file(to_weights)
-        assert found.keys() == {*SHAPES, *(name + MOMENTUM for name in SHAPES)}
+        assert found.keys() == {*SHAPES, *(f"{name}:{MOMENTUM}" for name in SHAPES)}
         for name in SHAPES:
             assert torch.equal(found[name], weights[name])
-            assert torch.equal(found[name + MOMENTUM], momenta[name])
+            assert torch.equal(found[f"{name}:{MOMENTUM}"], momenta[name])
         again = load_file(to_update)
         assert again.keys() == encoded.keys()
         assert all(torch.equal(again[name], tensor) for name, tensor in encoded.items())

@@ -13,7 +13,7 @@ import tyro
 from thinpipe.config.boundary import BoundaryConfig, boundary_of_published_model
 from thinpipe.config.huggingface_model import LoraConfig
 from thinpipe.config.link import LinkConfig
-from thinpipe.config.model import ExecutionConfig
+from thinpipe.config.model import ExecutionConfig, ProjectionConfig, SubspaceConfig
 from thinpipe.config.model_settings import ModelSettings as ModelSettings
 from thinpipe.config.offload import Offload
 from thinpipe.config.precision import RECIPES, Precision, Recipe
@@ -325,15 +325,7 @@ class RunConfig:
     def _refuse_rounds(self) -> None:
         if not self.rounds.steps:
             return
-        if self.model.subspace.width is not None and self.basis.interval:
-            raise UserError(
-                "a basis cannot move while replicas train apart: set basis.interval = 0, or leave [rounds] out"
-            )
-        if self.model.projection.width is not None and self.model.projection.kind == "learned":
-            raise UserError(
-                "the mean of orthonormal matrices is not orthonormal, so replicas with learned projections cannot be "
-                'merged: set model.projection.kind to "keel" or "bottleneck", or leave [rounds] out'
-            )
+        refuse_unmergeable(self.model.subspace, self.model.projection, self.basis)
         if self.lora is None and self.planned_recipe.weights != "float32":
             raise UserError(
                 f'replicas merge their weights in float32, and training.precision = "{self.training.precision}" keeps '
@@ -378,3 +370,14 @@ class RunConfig:
     @property
     def microbatches(self) -> int:
         return self.training.global_batch_size // self.microbatch_size
+
+
+def refuse_unmergeable(subspace: SubspaceConfig, projection: ProjectionConfig, basis: BasisConfig) -> None:
+    """Raises UserError if replicas of such a model cannot be merged."""
+    if subspace.width is not None and basis.interval:
+        raise UserError("a basis cannot move while replicas train apart: set basis.interval = 0, or leave [rounds] out")
+    if projection.width is not None and projection.kind == "learned":
+        raise UserError(
+            "the mean of orthonormal matrices is not orthonormal, so replicas with learned projections cannot be "
+            'merged: set model.projection.kind to "keel" or "bottleneck", or leave [rounds] out'
+        )

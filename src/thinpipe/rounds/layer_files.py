@@ -20,8 +20,8 @@ from thinpipe.rounds.merge import OuterSettings, outer_step, weighted_sum
 
 PIECE = 1 << 22
 """Numbers that are merged at a time: 16 MB in float32. A multiple of `BLOCK`."""
-MOMENTUM = ":outer_momentum"
-"""Ends the name of a weight's momentum."""
+MOMENTUM = "outer_momentum"
+"""Of a weight W: saved as W:outer_momentum."""
 _TYPES = {torch.float32: "F32", torch.int8: "I8", torch.uint8: "U8"}
 _NUMPY: dict[str, npt.DTypeLike] = {"F32": "<f4", "I8": "i1", "U8": "u1"}
 Shapes = Mapping[str, torch.Size]
@@ -58,7 +58,7 @@ def merge_layer(
     sources = [(samples, tensor_places(path)) for samples, path in contributions]
     held = tensor_places(weights)
     update = create_safetensors(to_update, _layouts(shapes, update_form))
-    moments = {name + MOMENTUM: shape for name, shape in shapes.items()} if outer.momentum else {}
+    moments = {f"{name}:{MOMENTUM}": shape for name, shape in shapes.items()} if outer.momentum else {}
     kept = {name: ("F32", tuple(shape)) for name, shape in {**shapes, **moments}.items()}
     moved = create_safetensors(to_weights, kept)
     for name, shape in shapes.items():
@@ -72,7 +72,7 @@ def merge_layer(
             for key, tensor in encoded.items():
                 _write(update[key], _start(begin, key, name, update_form), tensor)
             now = {name: _read(held[name], begin, end)}
-            momentum = name + MOMENTUM
+            momentum = f"{name}:{MOMENTUM}"
             momenta = {name: _read(held[momentum], begin, end)} if momentum in held else {}
             outer_step(now, momenta, decode(encoded, piece, update_form), outer, round_number)
             _write(moved[name], begin, now[name])

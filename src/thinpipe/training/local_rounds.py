@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from thinpipe.checkpoint import Checkpoint, saved_beside
-from thinpipe.config.run import RunConfig
-from thinpipe.core.errors import UserError
+from thinpipe.config.run import RunConfig, refuse_unmergeable
 from thinpipe.models import ModelConfig
 from thinpipe.models.protocol import PipelineModelConfig
 from thinpipe.rounds.formats import decode, encode
-from thinpipe.rounds.leases import Leases, Ranges
+from thinpipe.rounds.layer_files import MOMENTUM
+from thinpipe.rounds.leases import Leases, Ranges, count
 from thinpipe.rounds.merge import OuterSettings, outer_step, pseudo_gradients, weighted_sum
 from thinpipe.training.engine import Engine
 from thinpipe.training.replica_sync import Merge
 
-_MOMENTUM, _RESIDUAL = "outer_momentum", "residual"
+_RESIDUAL = "residual"
 Tensors = dict[str, Tensor]
 
 
@@ -46,12 +46,13 @@ class LocalRounds:
         """Steps and encoded contributions of the replicas that have computed."""
 
     def lease(self, engine: Engine, finished: int) -> Ranges:  # noqa: ARG002
-        if not self._replica:
+        if self._replica:
+            engine.set_weights(self._shared)
+        else:
             self._shared = engine.weights()
-        engine.set_weights(self._shared)
         engine.forget_steps()
         left = self._settings.replicas - self._replica
-        number = min(self._settings.steps, -(-sum(map(len, self._leases.free)) // max(1, left)))
+        number = min(self._settings.steps, -(-count(self._leases.free) // left))
         return self._leases.lease(self._replica, number)
 
     def merge(self, engine: Engine, done: int) -> Merge | None:
@@ -112,7 +113,7 @@ class LocalRounds:
         return self._round - 1
 
     def state(self) -> Mapping[str, Mapping[str, Tensor]]:
-        kinds = {_MOMENTUM: self._momenta} | {
+        kinds = {MOMENTUM: self._momenta} | {
             f"{_RESIDUAL}.{replica}": residual for replica, residual in enumerate(self._residuals)
         }
         names = dict.fromkeys(name for held in kinds.values() for name in held)
@@ -122,7 +123,7 @@ class LocalRounds:
         self._leases.counted = (range(checkpoint.manifest.step),) if checkpoint.manifest.step else ()
         saved = saved_beside(checkpoint, engine.parameters)
         if self._settings.momentum:
-            self._momenta = {name: held[_MOMENTUM] for name, held in saved.items() if _MOMENTUM in held}
+            self._momenta = {name: held[MOMENTUM] for name, held in saved.items() if MOMENTUM in held}
         for replica in range(self._settings.replicas if self._settings.error_feedback else 0):
             key = f"{_RESIDUAL}.{replica}"
             self._residuals[replica] = {name: held[key] for name, held in saved.items() if key in held}
@@ -132,12 +133,5 @@ class LocalRounds:
 
 def _refuse(model: PipelineModelConfig, config: RunConfig) -> None:
     """As `RunConfig` does for what its settings show: the model may be that of a checkpoint."""
-    if not isinstance(model, ModelConfig):
-        return
-    if model.subspace.width is not None and config.basis.interval:
-        raise UserError("a basis cannot move while replicas train apart: set basis.interval = 0, or leave [rounds] out")
-    if model.projection.width is not None and model.projection.kind == "learned":
-        raise UserError(
-            "the mean of orthonormal matrices is not orthonormal, so replicas of a model with learned projections "
-            "cannot be merged: leave [rounds] out"
-        )
+    if isinstance(model, ModelConfig):
+        refuse_unmergeable(model.subspace, model.projection, config.basis)
